@@ -1,0 +1,49 @@
+# C++ tests: `cmake --build <build> --target pyspec-tests`, then `ctest --test-dir <build>`.
+#
+#   -L unit          tests/ctest/test_*.cpp, one program a file
+#   -L backend-ops   upstream's test-backend-ops, one test an operator of PYSPEC_OPS
+
+# The operators that the patches change or add; a patch that adds one appends it here.
+set(PYSPEC_OPS SSM_CONV GATED_DELTA_NET)
+
+add_custom_target(pyspec-tests)
+
+function(pyspec_test_program target)
+    add_executable(${target} EXCLUDE_FROM_ALL ${ARGN})
+    set_target_properties(${target} PROPERTIES
+        RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests"
+        BUILD_WITH_INSTALL_RPATH ON
+        INSTALL_RPATH "${origin}/../pyspec/lib")
+    target_include_directories(${target} SYSTEM PRIVATE "${LLAMA_SRC}/src")
+    target_compile_options(${target} PRIVATE ${sanitizer_flags})
+    target_link_libraries(${target} PRIVATE llama ggml)
+    add_dependencies(pyspec-tests ${target})
+endfunction()
+
+set(sanitizer_options
+    "ASAN_OPTIONS=detect_stack_use_after_return=1"
+    "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1")
+
+file(GLOB test_sources CONFIGURE_DEPENDS "${REPO}/tests/ctest/test_*.cpp")
+foreach(source ${test_sources})
+    get_filename_component(name "${source}" NAME_WE)
+    pyspec_test_program(${name} "${source}")
+    target_include_directories(${name} PRIVATE "${NATIVE}/src")
+    target_compile_options(${name} PRIVATE -Wall -Wextra -UNDEBUG)
+    if(TARGET pyspec)
+        target_link_libraries(${name} PRIVATE pyspec)
+    endif()
+    # They run in the repository, so that a test names a model as tests/... or pyspec/...
+    add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${REPO}")
+    set_tests_properties(${name} PROPERTIES
+        LABELS unit TIMEOUT 300 ENVIRONMENT "${sanitizer_options}")
+endforeach()
+
+if(EXISTS "${LLAMA_SRC}/tests/test-backend-ops.cpp")
+    pyspec_test_program(test-backend-ops "${LLAMA_SRC}/tests/test-backend-ops.cpp")
+    foreach(op ${PYSPEC_OPS})
+        add_test(NAME ops-${op} COMMAND test-backend-ops test -b CPU -o ${op})
+        set_tests_properties(ops-${op} PROPERTIES
+            LABELS backend-ops TIMEOUT 600 ENVIRONMENT "${sanitizer_options}")
+    endforeach()
+endif()

@@ -1,0 +1,193 @@
+"""The options that commands share, each defined once, and how they become configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DRAFT, SAMPLING = DraftConfig(), SamplingConfig()
+"""Where the defaults of the options come from."""
+
+model_argument = click.argument("model", metavar="MODEL")
+
+
+def _all(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+draft_limit_options = _all(
+    click.option(
+        "--draft-depth",
+        type=int,
+        default=DRAFT.depth,
+        show_default=True,
+        metavar="N",
+        help="Longest chain of drafts.",
+    ),
+    click.option(
+        "--draft-top-k",
+        type=int,
+        default=DRAFT.top_k,
+        show_default=True,
+        metavar="K",
+        help="Candidates at every depth; 1 drafts a chain.",
+    ),
+    click.option(
+        "--draft-nodes",
+        type=int,
+        default=DRAFT.nodes,
+        show_default=True,
+        metavar="N",
+        help="Most nodes of a draft tree, its root included.",
+    ),
+)
+
+draft_options = _all(
+    click.option(
+        "--draft",
+        default=DRAFT.name,
+        show_default=True,
+        metavar="NAME",
+        help="Drafter: none, mtp, ..., or auto for what the file offers.",
+    ),
+    draft_limit_options,
+)
+
+engine_options = _all(
+    click.option(
+        "--ctx",
+        "n_ctx",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Tokens of context; 0 for all the model was trained for.  [default: 4096 at most]",
+    ),
+    click.option(
+        "--threads",
+        "n_threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="CPU threads.  [default: physical cores]",
+    ),
+    click.option(
+        "--gpu-layers",
+        "n_gpu_layers",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="Layers on the GPU, where there is one.  [default: all]",
+    ),
+    click.option("--verbose", is_flag=True, help="Show llama.cpp's own log."),
+)
+
+
+def sampling_options(temperature: float) -> Callable[[Command], Command]:
+    """``--temp`` with the given default, and its companions."""
+    return _all(
+        click.option(
+            "--temp",
+            "temperature",
+            type=float,
+            default=temperature,
+            show_default=True,
+            metavar="T",
+            help="Temperature; 0 is greedy.",
+        ),
+        click.option(
+            "--top-k",
+            type=int,
+            default=SAMPLING.top_k,
+            show_default=True,
+            metavar="K",
+            help="Sample from the K best tokens; 0 for all.",
+        ),
+        click.option(
+            "--top-p",
+            type=float,
+            default=SAMPLING.top_p,
+            show_default=True,
+            metavar="P",
+            help="Nucleus sampling; 1 turns it off.",
+        ),
+        click.option(
+            "--min-p",
+            type=float,
+            default=SAMPLING.min_p,
+            show_default=True,
+            metavar="P",
+            help="Drop tokens below this share of the best; 0 turns it off.",
+        ),
+        click.option(
+            "--repeat-penalty",
+            type=float,
+            default=SAMPLING.repeat_penalty,
+            show_default=True,
+            metavar="R",
+            help="Penalty of recent tokens; 1 is none.",
+        ),
+        click.option(
+            "--seed",
+            type=int,
+            default=None,
+            metavar="S",
+            help="Random seed: the same seed gives the same text.  [default: a new one]",
+        ),
+    )
+
+
+grammar_options = _all(
+    click.option(
+        "--grammar",
+        type=click.Path(path_type=Path),
+        default=None,
+        metavar="FILE",
+        help="GBNF grammar that the output must follow.",
+    ),
+    click.option(
+        "--json-schema",
+        type=click.Path(path_type=Path),
+        default=None,
+        metavar="FILE",
+        help="JSON schema that the output must satisfy.",
+    ),
+)
+
+
+def take(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Removes from `values` those that are fields of the dataclass `kind`, and returns them."""
+    names = {field.name for field in fields(kind)}
+    return {name: values.pop(name) for name in list(values) if name in names}
+
+
+def take_engine(values: dict[str, Any]) -> EngineConfig:
+    """The `EngineConfig` of a command's options."""
+    return EngineConfig(**take(EngineConfig, values))
+
+
+def take_draft(values: dict[str, Any], name: str | None = None) -> DraftConfig:
+    """The `DraftConfig` of a command's options; `name` stands in for ``--draft``."""
+    fields = {
+        key.removeprefix("draft_"): values.pop(key)
+        for key in list(values)
+        if key.startswith("draft_")
+    }
+    return DraftConfig(name=values.pop("draft") if name is None else name, **fields)
+
+
+def take_sampling(values: dict[str, Any]) -> SamplingConfig:
+    """The `SamplingConfig` of a command's options."""
+    return SamplingConfig(**take(SamplingConfig, values))

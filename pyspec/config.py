@@ -1,0 +1,159 @@
+"""Options, checked where they are made: three frozen dataclasses and nothing else reads settings.
+
+A wrong value raises `ArgumentError` with the option's name, the value and the rule, before any
+model is touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspec.errors import ArgumentError
+
+DEFAULT_CTX = 4096
+"""Tokens a sequence holds when nothing else is said and the model was trained for as many."""
+
+MAX_NODES = 64
+"""Most nodes a draft tree may have, the root included."""
+
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+def _require(condition: bool, name: str, value: object, rule: str) -> None:
+    if not condition:
+        raise ArgumentError(f"{name} is {value!r}, must be {rule}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a model is opened.
+
+    Attributes:
+        n_ctx: Tokens a sequence may hold; None takes 4096 or the model's training context,
+            whichever is less; 0 takes the training context.
+        n_slots: Sequences that can be decoded at the same time.
+        n_batch: Prompt tokens a decode call takes.
+        n_ubatch: Tokens a forward pass takes.
+        n_threads: CPU threads; 0 takes the number of physical cores.
+        n_gpu_layers: Layers placed on the GPU; -1 for all.
+        flash_attn: True, False, or None to let llama.cpp decide.
+        cache_type_k: Type of the attention cache's keys, a ggml name such as ``"f16"``.
+        cache_type_v: Type of the attention cache's values.
+        use_mmap: Map the file instead of reading it.
+        use_mlock: Keep the weights in RAM.
+        offload_kqv: Keep the attention cache on the GPU when layers are there.
+        verbose: Let llama.cpp log to stderr.
+    """
+
+    n_ctx: int | None = None
+    n_slots: int = 1
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_gpu_layers: int = -1
+    flash_attn: bool | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    use_mmap: bool = True
+    use_mlock: bool = False
+    offload_kqv: bool = True
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        _require(not self.n_ctx or self.n_ctx >= 8, "n_ctx", self.n_ctx, "0 or at least 8")
+        _require(1 <= self.n_slots <= 64, "n_slots", self.n_slots, "between 1 and 64")
+        _require(self.n_batch >= 1, "n_batch", self.n_batch, "at least 1")
+        _require(self.n_ubatch >= 1, "n_ubatch", self.n_ubatch, "at least 1")
+        _require(self.n_threads >= 0, "n_threads", self.n_threads, "0 or more")
+        _require(self.n_gpu_layers >= -1, "n_gpu_layers", self.n_gpu_layers, "-1 or more")
+        for name in ("cache_type_k", "cache_type_v"):
+            value = getattr(self, name)
+            _require(value in _CACHE_TYPES, name, value, "one of " + ", ".join(_CACHE_TYPES))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """What is drafted in one step.
+
+    Attributes:
+        name: A registered drafter, or ``"auto"`` for what the file offers.
+        depth: Longest chain of drafts below the root.
+        top_k: Candidates kept at every depth; 1 drafts a chain, more a tree.
+        nodes: Most nodes a tree may have, the root included.
+    """
+
+    name: str = "auto"
+    depth: int = 3
+    top_k: int = 1
+    nodes: int = 16
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name), "draft", self.name, "the name of a drafter")
+        _require(1 <= self.depth < MAX_NODES, "draft_depth", self.depth, f"1 to {MAX_NODES - 1}")
+        _require(1 <= self.top_k <= 64, "draft_top_k", self.top_k, "between 1 and 64")
+        _require(1 <= self.nodes <= MAX_NODES, "draft_nodes", self.nodes, f"1 to {MAX_NODES}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How the target's tokens are drawn; the same fields and meanings as llama.cpp's samplers.
+
+    Attributes:
+        temperature: 0 is greedy, and draws no random numbers.
+        top_k: Keep the k most probable tokens; 0 turns it off.
+        top_p: Nucleus sampling; 1 turns it off.
+        min_p: Drop tokens below this share of the best one's probability; 0 turns it off.
+        typical_p: Locally typical sampling; 1 turns it off.
+        repeat_penalty: Divides the logits of recent tokens; 1 turns it off.
+        frequency_penalty: Subtracted once per occurrence; 0 turns it off.
+        presence_penalty: Subtracted once when present; 0 turns it off.
+        penalty_last_n: Tokens the penalties look back at; -1 is the whole context.
+        seed: Random seed; None takes a new one for every request.
+        grammar: GBNF with the start symbol ``root``, or None.
+        json_schema: A JSON schema (text or mapping) that the output must satisfy, or None.
+        logit_bias: Token id to the value added to its logit.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    seed: int | None = None
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature < 1e3, "temperature", self.temperature, "0 or more")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, at most 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        _require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "above 0, at most 1")
+        _require(0 < self.repeat_penalty < 1e3, "repeat_penalty", self.repeat_penalty, "above 0")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(-100 <= value <= 100, name, value, "between -100 and 100")
+        _require(self.penalty_last_n >= -1, "penalty_last_n", self.penalty_last_n, "-1 or more")
+        _require(
+            self.seed is None or 0 <= self.seed < 2**32, "seed", self.seed, "between 0 and 2^32 - 1"
+        )
+        if self.grammar is not None and self.json_schema is not None:
+            raise ArgumentError("grammar and json_schema are both set, must be at most one")
+        if isinstance(self.json_schema, str):
+            try:
+                json.loads(self.json_schema)
+            except ValueError as error:
+                raise ArgumentError(f"json_schema is not JSON: {error}") from None
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most probable token is always taken."""
+        return self.temperature == 0

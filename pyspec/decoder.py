@@ -1,0 +1,94 @@
+"""`Decoder.step()`: one speculative step. The only decode loop there is runs this, over and over.
+
+    propose   the drafter guesses a tree of continuations for every sequence
+    verify    the target reads all trees in one forward pass; no state moves
+    accept    tokens are drawn along each tree with the request's sampler, cut at a stop
+    commit    each sequence moves along its accepted path; the rest of its tree is forgotten
+    emit      the drafter learns the outcome, the tokens become text
+
+Which drafter it is, the decoder does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import NamedTuple
+
+from pyspec.accept import AcceptedPath
+from pyspec.drafter import Drafter, Outcome
+from pyspec.errors import PyspecError
+from pyspec.sequence import Sequence
+from pyspec.stats import StepClock
+from pyspec.tree import DraftTree
+from pyspec.verifier import Verifier
+
+
+class Turn(NamedTuple):
+    """One sequence's part in a step."""
+
+    sequence: Sequence
+    tree: DraftTree
+    path: AcceptedPath
+
+
+class Emission(NamedTuple):
+    """What one step added to one sequence."""
+
+    sequence: Sequence
+    text: str
+
+
+class Decoder:
+    """Decodes sequences step by step with a drafter and a verifier."""
+
+    def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
+        self.drafter = drafter
+        self.verifier = verifier
+        self._clock = StepClock()
+
+    def step(self, sequences: Many[Sequence]) -> list[Emission]:
+        """One step for every sequence at once; each emits at least one token, or fails alone."""
+        with self._clock as clock:
+            with clock.stage("draft"):
+                trees = self._propose(sequences)
+            with clock.stage("verify"):
+                self._verify(sequences, trees)
+            with clock.stage("sample"):
+                turns = self._accept(sequences, trees)
+            with clock.stage("commit"):
+                self._commit(turns)
+            emissions = self._emit(turns)
+        for sequence in sequences:
+            sequence.stats.add_time(clock)
+        return emissions
+
+    def _propose(self, sequences: Many[Sequence]) -> list[DraftTree]:
+        limit = self.verifier.max_nodes
+        return self.drafter.propose([sequence.draft_context(limit) for sequence in sequences])
+
+    def _verify(self, sequences: Many[Sequence], trees: list[DraftTree]) -> None:
+        self.verifier.verify([sequence.slot for sequence in sequences], trees)
+
+    def _accept(self, sequences: Many[Sequence], trees: list[DraftTree]) -> list[Turn]:
+        turns = []
+        for sequence, tree in zip(sequences, trees, strict=True):
+            try:
+                path = self.verifier.accept(
+                    sequence.slot,
+                    tree,
+                    sequence.sampler,
+                    max_tokens=sequence.remaining,
+                    stop_at_end=sequence.is_end is not None,
+                )
+            except PyspecError as error:
+                sequence.fail(error)
+            else:
+                turns.append(Turn(sequence, tree, sequence.cut(path)))
+        return turns
+
+    def _commit(self, turns: list[Turn]) -> None:
+        self.verifier.commit([turn.sequence.slot for turn in turns], [turn.path for turn in turns])
+
+    def _emit(self, turns: list[Turn]) -> list[Emission]:
+        self.drafter.observe([Outcome(turn.sequence.slot, turn.tree, turn.path) for turn in turns])
+        return [Emission(turn.sequence, turn.sequence.emit(turn.tree, turn.path)) for turn in turns]

@@ -1,0 +1,430 @@
+"""`Engine`: a model, a drafter and the one decode loop.
+
+    with pyspec.Engine("model.gguf", draft="mtp") as engine:
+        for piece in engine.generate("def main(", max_tokens=64, temperature=0):
+            print(piece, end="", flush=True)
+
+An engine serves one thread. It holds `n_slots` sequences; `generate` uses one of them, a server
+drives several with `begin`, `prefill`, `step` and `end`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+
+from pyspec.chat import ChatTemplate
+from pyspec.config import DEFAULT_CTX, DraftConfig, EngineConfig, SamplingConfig
+from pyspec.decoder import Decoder, Emission
+from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
+from pyspec.model_file import ModelFile, resolve_model
+from pyspec.native import NativeEngine
+from pyspec.registry import choose
+from pyspec.sampling import resolve
+from pyspec.sequence import FinishReason, Sequence
+from pyspec.stats import Stats
+from pyspec.text import TextStream, split_incomplete
+from pyspec.verifier import Verifier
+
+Prompt = str | bytes | Many[int]
+"""Text, bytes (which may end in the middle of a character), or token ids."""
+
+Progress = Callable[[float], bool | None]
+"""Called with the fraction done; returning False gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """What a generation produced.
+
+    Attributes:
+        tokens: The generated tokens, without an end-of-generation token.
+        text: Their text, up to a stop string. Where the prompt ended in the middle of a character,
+            it begins with that character.
+        finish_reason: ``"stop"``, ``"length"`` or ``"aborted"``.
+        stats: Counters and times.
+        seed: The seed that was used.
+    """
+
+    tokens: list[int]
+    text: str
+    finish_reason: str
+    stats: Stats
+    seed: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that ``pyspec generate --json`` prints."""
+        return {
+            "tokens": self.tokens,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "stats": self.stats.as_dict(),
+        }
+
+
+class Engine:
+    """A model opened for decoding.
+
+    Args:
+        model: Path of a GGUF file, or ``"demo"`` for the model in the package.
+        draft: A drafter's name, ``"auto"`` for what the file offers, or a whole `DraftConfig`.
+        config: How to open the model; or give single fields of `EngineConfig` by name.
+        progress: Called with the loaded fraction; returning False gives up.
+        share: An engine whose loaded weights are used; it must stay open as long as this one.
+        **options: Fields of `EngineConfig`, such as ``n_ctx=8192``.
+
+    Raises:
+        ModelError: The file is missing, damaged, or of an unknown architecture.
+        DraftError: There is no such drafter, or the file lacks what it needs.
+        ArgumentError: An option breaks its rule.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        draft: str | DraftConfig = "auto",
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress | None = None,
+        share: Engine | None = None,
+        **options: Any,
+    ) -> None:
+        self.config = _config_of(config, options)
+        self.draft = draft if isinstance(draft, DraftConfig) else DraftConfig(draft)
+        self.file = ModelFile.read(resolve_model(model))
+        drafter = choose(self.draft.name, self.file)
+        max_nodes = drafter.max_nodes(self.draft)
+        native: dict[str, Any] = {
+            "n_ctx": _context_of(self.config, self.file),
+            "max_nodes": max_nodes,
+            "mtp": drafter.uses_mtp,
+        }
+        if share is None:
+            self.native = NativeEngine.open(
+                self.file.path, self.config, progress=progress, **native
+            )
+        else:
+            self.native = NativeEngine.attach(share.native, self.config, **native)
+        self.drafter = drafter(self.native, self.draft)
+        self._decoder = Decoder(self.drafter, Verifier(self.native, max_nodes))
+        self._free = list(range(self.config.n_slots))[::-1]
+        self._pieces: dict[int, bytes] = {}
+
+    # ---- one request at a time ----
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Many[str] = (),
+        ignore_end: bool = False,
+        sampling: SamplingConfig | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Starts to continue `prompt`; iterate the result for text, or take its `result()`.
+
+        An empty prompt starts from the model's beginning-of-text token, or its end-of-text token
+        where it has no other.
+
+        Args:
+            prompt: Text, bytes or token ids.
+            max_tokens: Most tokens to generate; None for as many as the context holds.
+            stop: Strings that end generation; not part of the text.
+            ignore_end: Go on after end-of-generation tokens.
+            sampling: How to draw; or give single fields of `SamplingConfig` by name.
+            progress: Called with the fraction of the prompt that is processed.
+            **options: Fields of `SamplingConfig`, such as ``temperature=0``.
+
+        Raises:
+            ContextError: The prompt does not fit into the context.
+            SamplerError: The grammar or schema does not parse.
+        """
+        sequence = self.begin(
+            prompt,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_end=ignore_end,
+            sampling=_sampling_of(sampling, options),
+        )
+        return Generation(self, sequence, progress)
+
+    def complete(self, prompt: Prompt, **options: Any) -> GenerationResult:
+        """`generate`, waiting for the end."""
+        return self.generate(prompt, **options).result()
+
+    # ---- several requests at once ----
+
+    def begin(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Many[str] = (),
+        ignore_end: bool = False,
+        sampling: SamplingConfig | None = None,
+        special: bool = True,
+    ) -> Sequence:
+        """Takes a free slot for a request; `prefill` and `step` it, and give it back with `end`.
+
+        Args:
+            special: Read special tokens in a text prompt as such, as llama.cpp does.
+        """
+        if max_tokens is not None and max_tokens < 1:
+            raise ArgumentError(f"max_tokens is {max_tokens}, must be at least 1")
+        tokens, pending = self._tokens_of(prompt, special)
+        if len(tokens) > self.n_ctx:
+            raise ContextError(f"prompt has {len(tokens)} tokens, context holds {self.n_ctx}")
+        if not self._free:
+            raise StateError(f"all {self.config.n_slots} slots are taken, end a sequence first")
+        resolved = resolve(sampling or SamplingConfig())
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        text = TextStream(self.piece, stops, pending)
+        sampler = self.native.sampler(resolved)
+        sampler.accept_prompt(tokens)
+        return Sequence(
+            slot=self._free.pop(),
+            tokens=tokens,
+            prompt_length=len(tokens),
+            sampler=sampler,
+            seed=resolved.seed or 0,
+            text=text,
+            max_tokens=self.n_ctx if max_tokens is None else max_tokens,
+            room=self.n_ctx,
+            is_end=None if ignore_end else self.native.is_eog,
+            stats=Stats(
+                self.drafter.name,
+                prompt_tokens=len(tokens),
+                rollback_bytes=self.native.info.bytes_rollback,
+            ),
+        )
+
+    def prefill(self, sequence: Sequence) -> bool:
+        """Processes the next batch of a prompt; True when all of it is in the target.
+
+        The last prompt token is left out: it is the root of the first tree.
+        """
+        end = len(sequence.tokens) - 1
+        chunk = sequence.tokens[
+            sequence.prefilled : min(end, sequence.prefilled + self.config.n_batch)
+        ]
+        if chunk:
+            began = time.perf_counter()
+            self.native.prefill(sequence.slot, chunk)
+            sequence.stats.prompt_ms += 1e3 * (time.perf_counter() - began)
+            sequence.prefilled += len(chunk)
+        return sequence.prefilled == end
+
+    def step(self, sequences: Many[Sequence]) -> list[Emission]:
+        """One speculative step for every sequence at once; see `pyspec.decoder`."""
+        return self._decoder.step(sequences)
+
+    def end(self, sequence: Sequence) -> None:
+        """Gives a sequence's slot back, whatever became of it."""
+        if sequence.finish_reason is None:
+            sequence.finish_reason = FinishReason.ABORTED
+        if not self.native.closed:
+            self.drafter.forget(sequence.slot)
+            self.native.reset(sequence.slot)
+        sequence.sampler.close()
+        self._free.append(sequence.slot)
+
+    # ---- text ----
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that a sequence may hold."""
+        return self.native.info.n_ctx
+
+    def tokenize(self, text: str | bytes, *, special: bool = True) -> list[int]:
+        """Token ids of `text`, with what the model puts before every text."""
+        return self._tokens_of(text, special)[0]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token."""
+        found = self._pieces.get(token)
+        if found is None:
+            found = self._pieces[token] = self.native.token_to_piece(token, special=False)
+        return found
+
+    def detokenize(self, tokens: Many[int]) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            TemplateError: It has none, or one that does not parse.
+        """
+        source = self.native.chat_template
+        if not source:
+            raise TemplateError(f"{self.file.path} has no chat template")
+        info = self.native.info
+        bos, eos = (
+            self.native.token_to_piece(token, special=True).decode("utf-8", "replace")
+            if token >= 0
+            else ""
+            for token in (info.token_bos, info.token_eos)
+        )
+        return ChatTemplate(source, bos, eos)
+
+    def _tokens_of(self, prompt: Prompt, special: bool) -> tuple[list[int], bytes]:
+        """Token ids of a prompt, and the bytes of an incomplete character at its end."""
+        if not isinstance(prompt, str | bytes):
+            tokens = [self._checked(token) for token in prompt]
+            pending = split_incomplete(b"".join(map(self.piece, tokens[-4:])))[1]
+        else:
+            data = prompt.encode() if isinstance(prompt, str) else prompt
+            whole, pending = split_incomplete(data)
+            tokens = list(self.native.tokenize(whole, add_special=True, parse_special=special))
+            tokens += [self._byte_tokens[byte] for byte in pending]
+        return tokens or [self._start_token()], pending
+
+    def _checked(self, token: int) -> int:
+        if not 0 <= token < self.native.info.n_vocab:
+            raise ArgumentError(
+                f"prompt has token {token}, the vocabulary has {self.native.info.n_vocab} tokens"
+            )
+        return int(token)
+
+    @cached_property
+    def _byte_tokens(self) -> dict[int, int]:
+        """The token of every single byte, for characters that a prompt leaves incomplete."""
+        vocabulary = range(self.native.info.n_vocab)
+        pieces = ((self.native.token_to_piece(token, special=False), token) for token in vocabulary)
+        return {piece[0]: token for piece, token in pieces if len(piece) == 1}
+
+    def _start_token(self) -> int:
+        info = self.native.info
+        for token in (info.token_bos, info.token_eos, info.token_eot):
+            if token >= 0:
+                return token
+        raise ArgumentError("prompt is empty, and the model has no token to start from")
+
+    # ---- life ----
+
+    def abort(self) -> None:
+        """Ends the running native call with `AbortedError`; may be called from any thread."""
+        self.native.abort()
+
+    def close(self) -> None:
+        """Frees the model. Safe to call twice."""
+        self.drafter.close()
+        self.native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Generation(Iterator[str]):
+    """A running generation: iterate it for text as it appears, ask `result()` for everything.
+
+    Dropping it, or `close()`, ends it and frees its slot.
+    """
+
+    def __init__(
+        self, engine: Engine, sequence: Sequence, progress: Progress | None = None
+    ) -> None:
+        self._engine = engine
+        self._sequence = sequence
+        self._progress = progress
+        self._open = True
+
+    def __next__(self) -> str:
+        if not self._open:
+            raise StopIteration
+        try:
+            self._prefill()
+            while self._sequence.finish_reason is None:
+                emissions = self._engine.step([self._sequence])
+                if text := "".join(emission.text for emission in emissions):
+                    return text
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        if self._sequence.error is not None:
+            raise self._sequence.error
+        raise StopIteration
+
+    def _prefill(self) -> None:
+        sequence = self._sequence
+        while sequence.prefilled < sequence.prompt_length - 1:
+            self._engine.prefill(sequence)
+            done = sequence.prefilled / (sequence.prompt_length - 1)
+            if self._progress is not None and self._progress(done) is False:
+                sequence.finish_reason = FinishReason.ABORTED
+                return
+
+    def close(self) -> None:
+        """Ends the generation; what it has so far stays in `partial()`."""
+        if self._open:
+            self._open = False
+            self._engine.end(self._sequence)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def result(self) -> GenerationResult:
+        """Runs to the end and returns everything."""
+        for _ in self:
+            pass
+        return self.partial()
+
+    def partial(self) -> GenerationResult:
+        """What there is so far."""
+        sequence = self._sequence
+        return GenerationResult(
+            tokens=sequence.output,
+            text=sequence.text.text,
+            finish_reason=str(sequence.finish_reason or FinishReason.ABORTED),
+            stats=sequence.stats,
+            seed=sequence.seed,
+        )
+
+
+def _config_of(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
+    if config is not None and options:
+        raise ArgumentError(
+            f"config is given, and {', '.join(options)} by name: must be one of the two"
+        )
+    _check_names(EngineConfig, options)
+    return config or EngineConfig(**options)
+
+
+def _sampling_of(sampling: SamplingConfig | None, options: dict[str, Any]) -> SamplingConfig:
+    if sampling is not None and options:
+        raise ArgumentError(
+            f"sampling is given, and {', '.join(options)} by name: must be one of the two"
+        )
+    _check_names(SamplingConfig, options)
+    return sampling or SamplingConfig(**options)
+
+
+def _context_of(config: EngineConfig, file: ModelFile) -> int:
+    trained = int(file.get("context_length", 0)) or DEFAULT_CTX
+    return config.n_ctx or (trained if config.n_ctx == 0 else min(DEFAULT_CTX, trained))
+
+
+def _check_names(kind: type, options: dict[str, Any]) -> None:
+    known = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    for name in options:
+        if name not in known:
+            raise ArgumentError(f"no option is called {name!r}, there are: {', '.join(known)}")

@@ -1,0 +1,98 @@
+"""What `pyspec info` tells of a model: layers, the drafters it can feed, memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyspec.generate import Engine
+from pyspec.registry import offers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A model as it was opened.
+
+    Attributes:
+        path: The file.
+        arch: ``general.architecture``.
+        description: llama.cpp's one-line description.
+        parameters: Number of weights.
+        context: ``used`` and ``trained``, in tokens.
+        layers: Number of layers by kind: ``recurrent``, ``attention``, ``mtp``.
+        drafts: Drafters that the file can feed.
+        missing: For the other drafters, what the file lacks.
+        memory: Bytes: ``weights``, ``compute``, and per slot ``attention_cache``, ``state``,
+            ``rollback``, ``mtp_cache`` and their sum ``per_slot``.
+        warnings: What will not work.
+    """
+
+    path: str
+    arch: str
+    description: str
+    parameters: int
+    context: dict[str, int]
+    layers: dict[str, int]
+    drafts: list[str]
+    missing: dict[str, str]
+    memory: dict[str, int]
+    warnings: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that ``pyspec info --json`` prints."""
+        return asdict(self)
+
+
+def report(engine: Engine) -> ModelReport:
+    """Describes the model that `engine` has open."""
+    native, slots = engine.native.info, engine.config.n_slots
+    found = offers(engine.file)
+    return ModelReport(
+        path=str(engine.file.path),
+        arch=native.arch,
+        description=native.desc,
+        parameters=native.n_params,
+        context={"used": engine.n_ctx, "trained": native.n_ctx_train},
+        layers={
+            "recurrent": native.n_layer_recurrent,
+            "attention": native.n_layer - native.n_layer_recurrent,
+            "mtp": native.n_layer_mtp,
+        },
+        drafts=[offer.name for offer in found if offer.missing is None],
+        missing={offer.name: offer.missing for offer in found if offer.missing is not None},
+        memory=_memory(native, slots),
+        warnings=_warnings(engine),
+    )
+
+
+def _memory(native: Any, slots: int) -> dict[str, int]:
+    per_slot = {
+        "attention_cache": native.bytes_kv // slots,
+        "state": native.bytes_state,
+        "rollback": native.bytes_rollback,
+        "mtp_cache": native.bytes_mtp // slots,
+    }
+    return {
+        "weights": native.size_bytes,
+        "compute": native.bytes_compute,
+        **per_slot,
+        "per_slot": sum(per_slot.values()),
+    }
+
+
+def _warnings(engine: Engine) -> list[str]:
+    native = engine.native.info
+    warnings = []
+    if not native.tree:
+        warnings.append("drafts are verified as chains: --draft-top-k above 1 has no effect")
+    if engine.drafter.name == "none":
+        warnings.append("no drafter fits this file: it is decoded plainly")
+    if not engine.native.chat_template:
+        warnings.append(
+            "the file has no chat template: --chat and /v1/chat/completions will refuse"
+        )
+    if engine.n_ctx > native.n_ctx_train:
+        warnings.append(
+            f"context of {engine.n_ctx} tokens is longer than the {native.n_ctx_train} of training"
+        )
+    return warnings

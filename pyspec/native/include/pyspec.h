@@ -1,0 +1,224 @@
+// libpyspec: the native core of pyspec.
+//
+// One engine holds a target model with up to n_seq_max sequences, verifies a draft tree per sequence in
+// one forward pass, commits the accepted path, and runs the model's own MTP block as a drafter.
+//
+// Conventions
+//   - Functions return PYSPEC_OK (0) or a negative pyspec_status; pyspec_last_error() then holds one line
+//     that names the offender and the rule (thread-local, valid until the next failing call of the thread).
+//   - No C++ exception crosses this boundary. No function keeps a caller's pointer beyond the call.
+//   - An engine is not thread-safe; different engines may be used from different threads.
+//   - A sequence is a slot index in [0, n_seq_max). Its length is the number of tokens in the target's
+//     memory; the last emitted token is never in it: it is the root of the next tree.
+#ifndef PYSPEC_H
+#define PYSPEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#    define PYSPEC_API __declspec(dllexport)
+#else
+#    define PYSPEC_API __attribute__((visibility("default")))
+#endif
+
+// What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
+// comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
+#define PYSPEC_ABI 0x5307167a
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cffi:begin  (everything up to cffi:end is read by build_cffi.py as the cdef)
+
+typedef enum {
+    PYSPEC_OK            = 0,
+    PYSPEC_ERR_ARGUMENT  = -1,  // a parameter breaks a stated rule
+    PYSPEC_ERR_MODEL     = -2,  // the file cannot be loaded (missing, truncated, unknown architecture)
+    PYSPEC_ERR_TREE      = -3,  // not a tree, or more nodes than the engine was opened for
+    PYSPEC_ERR_CONTEXT   = -4,  // the sequence would outgrow its context
+    PYSPEC_ERR_DRAFT     = -5,  // the draft source does not exist or does not fit the target
+    PYSPEC_ERR_STATE     = -6,  // call out of order (commit without verify, accept of an unsampled node)
+    PYSPEC_ERR_SAMPLER   = -7,  // grammar does not parse, sampler rejects every token
+    PYSPEC_ERR_MEMORY    = -8,  // allocation failed
+    PYSPEC_ERR_ABORTED   = -9,  // stopped by pyspec_engine_abort
+    PYSPEC_ERR_COMPUTE   = -10, // llama.cpp reported a failure
+} pyspec_status;
+
+typedef struct pyspec_engine  pyspec_engine;
+typedef struct pyspec_sampler pyspec_sampler;
+
+typedef struct {
+    uint32_t n_ctx;           // tokens per sequence; 0 = the model's training context
+    uint32_t n_seq_max;       // sequences (slots), >= 1
+    uint32_t n_batch;         // prompt tokens a decode call; 0 = 512
+    uint32_t n_ubatch;        // tokens a forward pass; 0 = 512
+    uint32_t max_nodes;       // nodes a tree may have, root included: 1..64
+    int32_t  n_threads;       // <= 0: number of physical cores
+    int32_t  n_threads_batch; // <= 0: as n_threads
+    int32_t  n_gpu_layers;    // < 0: all
+    int32_t  flash_attn;      // -1 auto, 0 off, 1 on
+    int32_t  type_k;          // ggml_type of the K cache, -1 = F16
+    int32_t  type_v;          // ggml_type of the V cache, -1 = F16
+    bool     use_mmap;
+    bool     use_mlock;
+    bool     offload_kqv;
+    bool     mtp;             // open the MTP block as a drafter (PYSPEC_ERR_DRAFT if the file has none)
+    bool     verbose;         // let llama.cpp log to stderr
+} pyspec_engine_params;
+
+typedef struct {
+    char     arch[64];        // general.architecture
+    char     desc[128];       // e.g. "qwen35 0.8B Q4_K - Medium"
+    uint64_t n_params;
+    uint64_t size_bytes;      // tensor bytes
+    int32_t  n_vocab;
+    int32_t  n_ctx_train;
+    int32_t  n_ctx;           // tokens a sequence of this engine
+    int32_t  n_embd;
+    int32_t  n_layer;         // trunk layers, without MTP blocks
+    int32_t  n_layer_recurrent;
+    int32_t  n_layer_mtp;
+    int32_t  token_bos;       // -1 = none
+    int32_t  token_eos;
+    int32_t  token_eot;
+    bool     add_bos;
+    bool     is_recurrent;    // no attention layer
+    bool     is_hybrid;
+    bool     tree;            // this engine verifies trees in one pass (false: chains only)
+    uint64_t bytes_kv;        // attention cache, all sequences
+    uint64_t bytes_state;     // recurrent base state a sequence
+    uint64_t bytes_rollback;  // what rollback adds a sequence (snapshots or tape)
+    uint64_t bytes_mtp;       // the MTP block's own cache, all sequences
+    uint64_t bytes_compute;
+} pyspec_info;
+
+// One draft tree. Node 0 is the root: the last emitted token, not yet in the target's state.
+typedef struct {
+    int32_t         seq;
+    int32_t         n_nodes;  // 1..max_nodes
+    const int32_t * tokens;   // [n_nodes]
+    const int32_t * parents;  // [n_nodes], parents[0] == -1, 0 <= parents[i] < i
+} pyspec_tree;
+
+typedef struct {
+    uint32_t seed;
+    float    temp;            // <= 0: greedy
+    int32_t  top_k;           // <= 0: off
+    float    top_p;           // >= 1: off
+    float    min_p;           // <= 0: off
+    float    typical_p;       // >= 1: off
+    int32_t  penalty_last_n;  // 0: off, -1: whole context
+    float    penalty_repeat;  // 1: off
+    float    penalty_freq;    // 0: off
+    float    penalty_present; // 0: off
+    const char    * grammar;       // GBNF with start symbol "root", or NULL
+    int32_t         n_logit_bias;
+    const int32_t * logit_bias_tokens; // [n_logit_bias]
+    const float   * logit_bias_values; // [n_logit_bias]
+} pyspec_sampler_params;
+
+// Time spent in native code since the last reset, in microseconds.
+typedef struct {
+    int64_t prefill;
+    int64_t draft;
+    int64_t verify;
+    int64_t sample;
+    int64_t commit;
+    int64_t n_prefill_tokens;
+    int64_t n_verify;         // forward passes
+    int64_t n_verify_nodes;
+    int64_t n_draft_passes;
+    int64_t n_graph_reused;
+} pyspec_timings;
+
+// ---- process ----
+// Message and status of the last call of this thread that failed.
+const char *  pyspec_last_error(void);
+pyspec_status pyspec_last_status(void);
+const char *  pyspec_version(void);                // libpyspec's version
+int32_t       pyspec_abi(void);                    // changes whenever this header does
+
+// ---- engine ----
+pyspec_engine_params pyspec_engine_default_params(void);
+// progress(fraction, user) returns false to give up loading; may be NULL.
+pyspec_status pyspec_engine_open(const char * path, const pyspec_engine_params * params,
+                                 bool (*progress)(float, void *), void * user, pyspec_engine ** out);
+// Builds an engine on a model that is already loaded (llama_model *): that of a llama_cpp.Llama, which stays the
+// caller's and must outlive the engine, or that of another engine, with which it is then shared.
+pyspec_status pyspec_engine_attach(void * llama_model, const pyspec_engine_params * params, pyspec_engine ** out);
+void          pyspec_engine_close(pyspec_engine * e);              // NULL is allowed
+pyspec_status pyspec_engine_info(const pyspec_engine * e, pyspec_info * out);
+void        * pyspec_engine_model(pyspec_engine * e);              // llama_model *
+void        * pyspec_engine_context(pyspec_engine * e);            // llama_context *, the target's
+void          pyspec_engine_abort(pyspec_engine * e, bool abort);  // from any thread: ends the running call
+void          pyspec_engine_timings(pyspec_engine * e, pyspec_timings * out, bool reset);
+
+// ---- text ----
+// Both return the number of tokens/bytes, or the negative of the number needed when max is too small
+// (nothing usable written then). INT32_MIN: error, see pyspec_last_error().
+int32_t pyspec_tokenize(pyspec_engine * e, const char * text, int32_t n_text, bool add_special, bool parse_special,
+                        int32_t * tokens, int32_t max);
+int32_t pyspec_token_to_piece(pyspec_engine * e, int32_t token, bool special, char * buf, int32_t max);
+bool    pyspec_token_is_eog(pyspec_engine * e, int32_t token);
+// The GGUF's chat template (Jinja source), or NULL; owned by the engine.
+const char * pyspec_chat_template(pyspec_engine * e);
+
+// ---- sequences ----
+int32_t       pyspec_seq_length(pyspec_engine * e, int32_t seq);   // tokens in the target's memory, or negative status
+pyspec_status pyspec_seq_reset (pyspec_engine * e, int32_t seq);   // forget everything; never fails on a valid seq
+pyspec_status pyspec_seq_copy  (pyspec_engine * e, int32_t src, int32_t dst);
+// State of one sequence (target, MTP cache, pending hidden state). save returns the bytes written, or needed when buf is NULL.
+int64_t       pyspec_seq_save   (pyspec_engine * e, int32_t seq, void * buf, size_t size);
+pyspec_status pyspec_seq_restore(pyspec_engine * e, int32_t seq, const void * buf, size_t size);
+
+// ---- decode ----
+// Appends tokens to the sequence plainly (no tree); feeds the MTP cache too when it is open. No logits are kept.
+// On ABORTED or CONTEXT the sequence keeps whatever whole batches were processed (see pyspec_seq_length).
+pyspec_status pyspec_prefill(pyspec_engine * e, int32_t seq, const int32_t * tokens, int32_t n);
+// One forward pass over all trees (distinct sequences). Afterwards logits of every node are available; the
+// sequences themselves are unchanged until pyspec_commit. A second verify, prefill or reset drops an uncommitted tree.
+pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_t n_trees);
+// path: node indices from the root (path[0] == 0), each the parent of the next. The sequence grows by n tokens.
+pyspec_status pyspec_commit(pyspec_engine * e, int32_t seq, const int32_t * path, int32_t n);
+// Logits [n_vocab] / post-norm hidden state [n_embd] of a node of the last verified tree; NULL on error.
+// Valid until the next verify/prefill.
+const float * pyspec_logits(pyspec_engine * e, int32_t seq, int32_t node);
+const float * pyspec_hidden(pyspec_engine * e, int32_t seq, int32_t node);
+
+// ---- sampling ----
+pyspec_sampler_params pyspec_sampler_default_params(void);
+pyspec_status pyspec_sampler_create(pyspec_engine * e, const pyspec_sampler_params * p, pyspec_sampler ** out);
+pyspec_status pyspec_sampler_clone (const pyspec_sampler * s, pyspec_sampler ** out);
+void          pyspec_sampler_close (pyspec_sampler * s);
+void          pyspec_sampler_reset (pyspec_sampler * s);           // also rewinds the random numbers to the seed
+// Feeds tokens that are already fixed (prompt) to the penalties, not to the grammar.
+pyspec_status pyspec_sampler_accept_prompt(pyspec_sampler * s, const int32_t * tokens, int32_t n);
+// Draws the target's token at a node of the last verified tree and accepts it into the sampler
+// (penalties, grammar, random numbers advance as in plain decoding).
+pyspec_status pyspec_sample(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t node, int32_t * token);
+// sample-and-match along the tree in one call: walks from the root, draws at each node, goes on at the child
+// with the drawn token. path [max_nodes] receives the accepted nodes, *n_path their number, *bonus the last
+// drawn token. Draws *n_path tokens in all, at most max_path: the one drawn at the max_path-th node is the bonus
+// even where a child carries it.
+// stop_eog: an end-of-generation token ends the walk as the bonus even where a child carries it.
+pyspec_status pyspec_accept(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t max_path, bool stop_eog,
+                            int32_t * path, int32_t * n_path, int32_t * bonus);
+
+// ---- the model's own MTP block as a drafter ----
+// Drafts for several sequences at once. For each: feeds the committed tokens the block has not seen yet together
+// with `root` (the last emitted token), then drafts a chain of `depth` tokens; at every depth the top_k candidates
+// are returned in order of probability. tokens/log_probs: [n][depth][top_k]; the chain follows candidate 0.
+// log_probs are natural logarithms of the block's softmax. Leaves the block's cache at the committed length.
+pyspec_status pyspec_mtp_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots,
+                               int32_t depth, int32_t top_k, int32_t * tokens, float * log_probs);
+
+// cffi:end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // PYSPEC_H

@@ -1,0 +1,303 @@
+// The C boundary: unpacks arguments, checks handles, catches everything.
+#include "pyspec.h"
+
+#include "engine.h"
+#include "error.h"
+#include "log.h"
+#include "sampler.h"
+
+#include <climits>
+
+#ifndef PYSPEC_VERSION
+#    define PYSPEC_VERSION "0.0.0+unbuilt"
+#endif
+
+using namespace pyspec;
+
+struct pyspec_engine {
+    Verbose verbose;
+    Engine  engine;
+
+    pyspec_engine(std::shared_ptr<Model> model, const pyspec_engine_params & params)
+        : verbose(params.verbose), engine(std::move(model), params) {}
+};
+
+struct pyspec_sampler {
+    Sampler sampler;
+};
+
+namespace {
+
+Engine & of(pyspec_engine * e) {
+    if (!e) {
+        fail(PYSPEC_ERR_ARGUMENT, "engine is NULL");
+    }
+    return e->engine;
+}
+
+const Engine & of(const pyspec_engine * e) {
+    return of(const_cast<pyspec_engine *>(e));
+}
+
+Sampler & of(pyspec_sampler * s) {
+    if (!s) {
+        fail(PYSPEC_ERR_ARGUMENT, "sampler is NULL");
+    }
+    return s->sampler;
+}
+
+template <typename T> T & out(T * pointer, const char * name) {
+    if (!pointer) {
+        fail(PYSPEC_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    return *pointer;
+}
+
+} // namespace
+
+extern "C" {
+
+// ---- process ----
+
+const char * pyspec_last_error(void) {
+    return last_error();
+}
+
+pyspec_status pyspec_last_status(void) {
+    return last_status();
+}
+
+const char * pyspec_version(void) {
+    return PYSPEC_VERSION;
+}
+
+int32_t pyspec_abi(void) {
+    return PYSPEC_ABI;
+}
+
+// ---- engine ----
+
+pyspec_engine_params pyspec_engine_default_params(void) {
+    pyspec_engine_params p{};
+    p.n_seq_max    = 1;
+    p.max_nodes    = 16;
+    p.n_gpu_layers = -1;
+    p.flash_attn   = -1;
+    p.type_k       = -1;
+    p.type_v       = -1;
+    p.use_mmap     = true;
+    p.offload_kqv  = true;
+    return p;
+}
+
+pyspec_status pyspec_engine_open(const char * path, const pyspec_engine_params * params, bool (*progress)(float, void *),
+                                 void * user, pyspec_engine ** result) {
+    return guard([&] {
+        out(result, "out") = nullptr;
+        const pyspec_engine_params & p = out(params, "params");
+        const Verbose                verbose(p.verbose); // already while loading
+        *result = new pyspec_engine(Model::load(path, p, progress, user), p);
+    });
+}
+
+pyspec_status pyspec_engine_attach(void * model, const pyspec_engine_params * params, pyspec_engine ** result) {
+    return guard([&] {
+        out(result, "out") = nullptr;
+        *result = new pyspec_engine(Model::attach((llama_model *) model), out(params, "params"));
+    });
+}
+
+void pyspec_engine_close(pyspec_engine * e) {
+    guard([&] {
+        const LogScope log; // llama.cpp talks while it frees
+        delete e;
+    });
+}
+
+pyspec_status pyspec_engine_info(const pyspec_engine * e, pyspec_info * info) {
+    return guard([&] { of(e).fill(out(info, "out")); });
+}
+
+void * pyspec_engine_model(pyspec_engine * e) {
+    return guard_value<void *>(nullptr, [&] { return of(e).model->get(); });
+}
+
+void * pyspec_engine_context(pyspec_engine * e) {
+    return guard_value<void *>(nullptr, [&] { return of(e).context(); });
+}
+
+void pyspec_engine_abort(pyspec_engine * e, bool abort) {
+    guard([&] { of(e).abort(abort); });
+}
+
+void pyspec_engine_timings(pyspec_engine * e, pyspec_timings * timings, bool reset) {
+    guard([&] {
+        const pyspec_timings now = of(e).take_timings(reset);
+        if (timings) {
+            *timings = now;
+        }
+    });
+}
+
+// ---- sequences ----
+
+int32_t pyspec_seq_length(pyspec_engine * e, int32_t seq) {
+    int32_t             length = 0;
+    const pyspec_status status = guard([&] { length = of(e).length(seq); });
+    return status == PYSPEC_OK ? length : (int32_t) status;
+}
+
+pyspec_status pyspec_seq_reset(pyspec_engine * e, int32_t seq) {
+    return guard([&] { of(e).reset(seq); });
+}
+
+pyspec_status pyspec_seq_copy(pyspec_engine * e, int32_t src, int32_t dst) {
+    return guard([&] { of(e).copy(src, dst); });
+}
+
+int64_t pyspec_seq_save(pyspec_engine * e, int32_t seq, void * buf, size_t size) {
+    int64_t             written = 0;
+    const pyspec_status status  = guard([&] { written = (int64_t) of(e).save(seq, buf, size); });
+    return status == PYSPEC_OK ? written : (int64_t) status;
+}
+
+pyspec_status pyspec_seq_restore(pyspec_engine * e, int32_t seq, const void * buf, size_t size) {
+    return guard([&] { of(e).restore(seq, buf, size); });
+}
+
+// ---- decode ----
+
+pyspec_status pyspec_prefill(pyspec_engine * e, int32_t seq, const int32_t * tokens, int32_t n) {
+    return guard([&] { of(e).prefill(seq, tokens, n); });
+}
+
+pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_t n_trees) {
+    return guard([&] { of(e).verify(trees, n_trees); });
+}
+
+pyspec_status pyspec_commit(pyspec_engine * e, int32_t seq, const int32_t * path, int32_t n) {
+    return guard([&] { of(e).commit(seq, path, n); });
+}
+
+const float * pyspec_logits(pyspec_engine * e, int32_t seq, int32_t node) {
+    return guard_value<const float *>(nullptr, [&] { return of(e).logits(seq, node); });
+}
+
+const float * pyspec_hidden(pyspec_engine * e, int32_t seq, int32_t node) {
+    return guard_value<const float *>(nullptr, [&] { return of(e).hidden(seq, node); });
+}
+
+// ---- sampling ----
+
+pyspec_sampler_params pyspec_sampler_default_params(void) {
+    pyspec_sampler_params p{};
+    p.top_p          = 1.0f;
+    p.typical_p      = 1.0f;
+    p.penalty_repeat = 1.0f;
+    return p;
+}
+
+pyspec_status pyspec_sampler_create(pyspec_engine * e, const pyspec_sampler_params * p, pyspec_sampler ** result) {
+    return guard([&] {
+        out(result, "out") = nullptr;
+        *result = new pyspec_sampler{ Sampler(of(e).model, out(p, "params"), (int32_t) of(e).context_size()) };
+    });
+}
+
+pyspec_status pyspec_sampler_clone(const pyspec_sampler * s, pyspec_sampler ** result) {
+    return guard([&] {
+        out(result, "out") = nullptr;
+        *result = new pyspec_sampler{ Sampler(of(const_cast<pyspec_sampler *>(s))) };
+    });
+}
+
+void pyspec_sampler_close(pyspec_sampler * s) {
+    guard([&] { delete s; });
+}
+
+void pyspec_sampler_reset(pyspec_sampler * s) {
+    guard([&] { of(s).reset(); });
+}
+
+pyspec_status pyspec_sampler_accept_prompt(pyspec_sampler * s, const int32_t * tokens, int32_t n) {
+    return guard([&] { of(s).accept_prompt(tokens, n); });
+}
+
+pyspec_status pyspec_sample(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t node, int32_t * token) {
+    return guard([&] {
+        Sampler &     sampler = of(s);
+        const float * logits  = of(e).logits(seq, node);
+        Stopwatch     watch(of(e).timings.sample);
+        out(token, "token") = sampler.draw(logits);
+    });
+}
+
+pyspec_status pyspec_accept(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t max_path, bool stop_eog,
+                            int32_t * path, int32_t * n_path, int32_t * bonus) {
+    return guard([&] {
+        Engine &  engine  = of(e);
+        Sampler & sampler = of(s);
+        out(path, "path");
+        out(n_path, "n_path") = 0;
+        out(bonus, "bonus");
+        if (max_path < 1) {
+            fail(PYSPEC_ERR_ARGUMENT, "max_path is %d; it must be at least 1", max_path);
+        }
+        const Tree & tree = engine.tree(seq);
+        Stopwatch    watch(engine.timings.sample);
+        for (int32_t node = 0; node >= 0;) {
+            path[(*n_path)++] = node;
+            *bonus            = sampler.draw(engine.logits(seq, node));
+            const bool over   = *n_path == max_path || (stop_eog && llama_vocab_is_eog(engine.model->vocab(), *bonus));
+            node              = over ? -1 : child_with_token(tree, node, *bonus);
+        }
+    });
+}
+
+// ---- MTP ----
+
+pyspec_status pyspec_mtp_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth,
+                               int32_t top_k, int32_t * tokens, float * log_probs) {
+    return guard([&] { of(e).mtp_draft(n, seqs, roots, depth, top_k, tokens, log_probs); });
+}
+
+// ---- text ----
+
+int32_t pyspec_tokenize(pyspec_engine * e, const char * text, int32_t n_text, bool add_special, bool parse_special,
+                        int32_t * tokens, int32_t max) {
+    return guard_value<int32_t>(INT32_MIN, [&] {
+        if (n_text < 0 || max < 0 || (n_text > 0 && !text) || (max > 0 && !tokens)) {
+            fail(PYSPEC_ERR_ARGUMENT, "tokenize: %s", n_text < 0 || max < 0 ? "a negative size" : "a pointer is NULL");
+        }
+        const int32_t n = llama_tokenize(of(e).model->vocab(), text ? text : "", n_text, tokens, max, add_special, parse_special);
+        if (n == INT32_MIN) {
+            fail(PYSPEC_ERR_ARGUMENT, "text of %d bytes has too many tokens", n_text);
+        }
+        return n;
+    });
+}
+
+int32_t pyspec_token_to_piece(pyspec_engine * e, int32_t token, bool special, char * buf, int32_t max) {
+    return guard_value<int32_t>(INT32_MIN, [&] {
+        const Model & model = *of(e).model;
+        model.check_token(token, "token_to_piece");
+        if (max < 0 || (max > 0 && !buf)) {
+            fail(PYSPEC_ERR_ARGUMENT, "token_to_piece: %s", max < 0 ? "a negative size" : "buf is NULL");
+        }
+        return llama_token_to_piece(model.vocab(), token, buf, max, 0, special);
+    });
+}
+
+bool pyspec_token_is_eog(pyspec_engine * e, int32_t token) {
+    return guard_value<bool>(false, [&] {
+        const Model & model = *of(e).model;
+        model.check_token(token, "token_is_eog");
+        return llama_vocab_is_eog(model.vocab(), token);
+    });
+}
+
+const char * pyspec_chat_template(pyspec_engine * e) {
+    return guard_value<const char *>(nullptr, [&] { return llama_model_chat_template(of(e).model->get(), nullptr); });
+}
+
+} // extern "C"

@@ -1,0 +1,31 @@
+// What the engine knows about one sequence besides llama.cpp's memory.
+#pragma once
+
+#include "tree.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace pyspec {
+
+struct Sequence {
+    std::vector<int32_t> tokens;        // the target's memory holds exactly these, unless it is stale
+    bool                 stale = false; // the target's memory is empty and must be rebuilt from `tokens`
+
+    // The uncommitted tree; no nodes: none.
+    Tree                 tree;
+    std::vector<float>   tree_hidden;   // [nodes][n_embd], only with MTP
+    uint64_t             tree_pass = 0; // the engine's pass that made its outputs
+    int32_t              tree_index = 0; // batch index of the root in that pass
+
+    // MTP reads, at position p, the token p and the target's hidden state of p - 1. Its cache holds positions
+    // 1 .. mtp_fed - 1; `hidden` holds the rows from mtp_fed - 1 on, so row p - mtp_fed belongs to token p and
+    // the last row, of the last committed token, to the next root.
+    int32_t              mtp_fed = 1;
+    std::vector<float>   hidden;
+
+    int32_t length() const { return (int32_t) tokens.size(); }
+    void    clear_tree() { tree = Tree(); }
+};
+
+} // namespace pyspec

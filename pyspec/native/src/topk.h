@@ -1,0 +1,21 @@
+// Arithmetic on rows of logits. Knows no model.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace pyspec {
+
+// Index of the largest element; of equal ones, the first.
+int32_t argmax(const float * logits, int32_t n);
+
+// The k largest logits in descending order (equal ones by index) with their log-softmax over all n.
+class TopK {
+public:
+    void operator()(const float * logits, int32_t n, int32_t k, int32_t * tokens, float * log_probs);
+
+private:
+    std::vector<int32_t> heap; // kept between calls
+};
+
+} // namespace pyspec

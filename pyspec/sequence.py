@@ -1,0 +1,108 @@
+"""`Sequence`: everything that is known of one request while it is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pyspec.accept import AcceptedPath
+from pyspec.drafter import DraftContext
+from pyspec.errors import PyspecError
+from pyspec.stats import Stats
+from pyspec.text import TextStream
+from pyspec.tree import DraftTree
+
+if TYPE_CHECKING:
+    from pyspec.native import NativeSampler
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """An end-of-generation token or a stop string."""
+    LENGTH = "length"
+    """The limit on tokens, or the end of the context."""
+    ABORTED = "aborted"
+    """Given up by the caller."""
+    ERROR = "error"
+    """Its sampler or grammar failed; see `Sequence.error`."""
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request.
+
+    Attributes:
+        slot: Its place in the engine.
+        tokens: Prompt and output; the last token is the root of the next tree.
+        prompt_length: How many of `tokens` are prompt.
+        sampler: The request's own sampler chain.
+        seed: What its random numbers start from.
+        text: Turns tokens into text.
+        max_tokens: Most tokens to emit.
+        room: Most tokens that the context holds.
+        is_end: Tells end-of-generation tokens; None when they do not end this request.
+        stats: Counters.
+        finish_reason: Set when the request has ended.
+        error: What made it fail.
+        prefilled: How many prompt tokens the target has read.
+    """
+
+    slot: int
+    tokens: list[int]
+    prompt_length: int
+    sampler: NativeSampler
+    seed: int
+    text: TextStream
+    max_tokens: int
+    room: int
+    is_end: Callable[[int], bool] | None
+    stats: Stats = field(default_factory=Stats)
+    finish_reason: FinishReason | None = None
+    error: PyspecError | None = None
+    prefilled: int = 0
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted; all but the last need a place in the context."""
+        emitted = len(self.tokens) - self.prompt_length
+        return min(self.max_tokens - emitted, self.room - len(self.tokens) + 1)
+
+    def draft_context(self, max_nodes: int) -> DraftContext:
+        """What the drafter gets: at most `max_nodes` nodes, no deeper than can be emitted."""
+        free = self.room - len(self.tokens) + 1
+        return DraftContext(self.slot, self.tokens, min(max_nodes, free), self.remaining - 1)
+
+    def cut(self, path: AcceptedPath) -> AcceptedPath:
+        """`path` up to the first end token or stop string, within the limit on tokens."""
+        stop = self.text.count_until_stop(path.tokens)
+        return path.truncate(stop, self.remaining)
+
+    def emit(self, tree: DraftTree, path: AcceptedPath) -> str:
+        """Takes over a committed path; returns the text that is now safe to show."""
+        self.stats.add_path(tree, path)
+        emitted = path.tokens
+        if self.is_end is not None and self.is_end(path.bonus_token):
+            emitted = emitted[:-1]
+            self.finish_reason = FinishReason.STOP
+        self.tokens.extend(emitted)
+        self.stats.generated += len(emitted)
+        piece = self.text.push(emitted)
+        if self.text.stopped_by is not None:
+            self.finish_reason = FinishReason.STOP
+        elif self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = FinishReason.LENGTH
+        return piece + self.text.finish() if self.finish_reason else piece
+
+    def fail(self, error: PyspecError) -> None:
+        """Ends this request alone; the others of its step go on."""
+        self.error = error
+        self.finish_reason = FinishReason.ERROR

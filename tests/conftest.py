@@ -1,0 +1,72 @@
+"""Fixtures: the demo model, opened once per way of drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspec import DraftConfig, Engine
+from pyspec.model_file import resolve_model
+
+OpenEngine = Callable[..., Engine]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the tests marked full, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "full: the whole of a check whose sample always runs (--full)"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--full"):
+        skip = pytest.mark.skip(reason="needs --full")
+        for item in items:
+            if item.get_closest_marker("full"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The demo model's file."""
+    path = resolve_model("demo")
+    assert path.is_file(), f"{path} is missing: the demo model belongs to the package"
+    return path
+
+
+@pytest.fixture(scope="session")
+def open_engine(model: Path) -> Iterator[OpenEngine]:
+    """Opens engines on the demo model; equal ones once, all on the same weights."""
+    owner = Engine(model, "mtp", n_ctx=64, n_threads=1)
+    opened: dict[tuple, Engine] = {}
+
+    def open_one(draft: str = "none", **options: int) -> Engine:
+        limits = {
+            name: options.pop(name) for name in ("depth", "top_k", "nodes") if name in options
+        }
+        key = (draft, *sorted(limits.items()), *sorted(options.items()))
+        if key not in opened:
+            options.setdefault("n_threads", 1)
+            opened[key] = Engine(model, DraftConfig(draft, **limits), share=owner, **options)
+        return opened[key]
+
+    yield open_one
+    for engine in (*opened.values(), owner):
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def plain(open_engine: OpenEngine) -> Engine:
+    """The demo model, decoded plainly."""
+    return open_engine("none")
+
+
+@pytest.fixture(scope="session")
+def mtp(open_engine: OpenEngine) -> Engine:
+    """The demo model, drafting with its MTP block."""
+    return open_engine("mtp")

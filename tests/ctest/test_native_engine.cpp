@@ -1,0 +1,374 @@
+// The C interface on a model, made to be run under sanitizers: every call, every refusal of a bad argument.
+//
+//   test_native_engine [MODEL]     default: PYSPEC_TEST_MODEL, or the demo model
+#include "native_check.h"
+
+#include "pyspec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <thread>
+
+namespace {
+
+const char * model_path = nullptr;
+
+struct Closer {
+    void operator()(pyspec_engine * e) const { pyspec_engine_close(e); }
+    void operator()(pyspec_sampler * s) const { pyspec_sampler_close(s); }
+};
+using EnginePtr  = std::unique_ptr<pyspec_engine, Closer>;
+using SamplerPtr = std::unique_ptr<pyspec_sampler, Closer>;
+
+#define CHECK_OK(call)                                                                                        \
+    do {                                                                                                      \
+        const pyspec_status status_ = (call);                                                                 \
+        check::report(status_ == PYSPEC_OK, #call, status_ ? pyspec_last_error() : "", __FILE__, __LINE__);   \
+    } while (0)
+
+#define CHECK_STATUS(call, expected, part)     \
+    do {                                       \
+        CHECK((call) == (expected));           \
+        CHECK_MESSAGE(pyspec_last_error(), part); \
+    } while (0)
+
+pyspec_engine_params small_params(uint32_t n_seq_max = 2, uint32_t max_nodes = 6) {
+    pyspec_engine_params params = pyspec_engine_default_params();
+    params.n_ctx                = 256;
+    params.n_seq_max            = n_seq_max;
+    params.max_nodes            = max_nodes;
+    params.n_threads            = 1;
+    params.mtp                  = true;
+    return params;
+}
+
+EnginePtr open(const pyspec_engine_params & params = small_params()) {
+    pyspec_engine * e = nullptr;
+    CHECK_OK(pyspec_engine_open(model_path, &params, nullptr, nullptr, &e));
+    return EnginePtr(e);
+}
+
+SamplerPtr sampler(pyspec_engine * e, const pyspec_sampler_params & params = pyspec_sampler_default_params()) {
+    pyspec_sampler * s = nullptr;
+    CHECK_OK(pyspec_sampler_create(e, &params, &s));
+    return SamplerPtr(s);
+}
+
+std::vector<int32_t> tokenize(pyspec_engine * e, const std::string & text) {
+    const int32_t        needed = -pyspec_tokenize(e, text.data(), (int32_t) text.size(), false, false, nullptr, 0);
+    std::vector<int32_t> tokens(std::max(needed, 0));
+    CHECK(pyspec_tokenize(e, text.data(), (int32_t) text.size(), false, false, tokens.data(), needed) == needed);
+    return tokens;
+}
+
+pyspec_status verify_chain(pyspec_engine * e, int32_t seq, const std::vector<int32_t> & tokens) {
+    std::vector<int32_t> parents(tokens.size());
+    std::iota(parents.begin(), parents.end(), -1);
+    const pyspec_tree tree{ seq, (int32_t) tokens.size(), tokens.data(), parents.data() };
+    return pyspec_verify(e, &tree, 1);
+}
+
+pyspec_status commit_chain(pyspec_engine * e, int32_t seq, int32_t n) {
+    std::vector<int32_t> path(n);
+    std::iota(path.begin(), path.end(), 0);
+    return pyspec_commit(e, seq, path.data(), n);
+}
+
+int32_t n_vocab(pyspec_engine * e) {
+    pyspec_info info;
+    CHECK_OK(pyspec_engine_info(e, &info));
+    return info.n_vocab;
+}
+
+int32_t best(const float * logits, int32_t n) {
+    return (int32_t) (std::max_element(logits, logits + n) - logits);
+}
+
+} // namespace
+
+TEST(speculation_equals_plain_decoding) {
+    EnginePtr                  engine = open();
+    pyspec_engine * const      e      = engine.get();
+    const int32_t              vocab  = n_vocab(e);
+    const std::vector<int32_t> prompt = tokenize(e, "def main(arguments):\n    for argument in arguments:\n");
+    const int32_t              n      = 60;
+
+    std::vector<int32_t> plain;
+    CHECK_OK(pyspec_prefill(e, 0, prompt.data(), (int32_t) prompt.size() - 1));
+    for (int32_t root = prompt.back(); (int32_t) plain.size() < n; root = plain.back()) {
+        CHECK_OK(verify_chain(e, 0, { root }));
+        plain.push_back(best(pyspec_logits(e, 0, 0), vocab));
+        CHECK_OK(commit_chain(e, 0, 1));
+    }
+
+    SamplerPtr           greedy = sampler(e);
+    std::vector<int32_t> emitted;
+    int32_t              root = prompt.back();
+    CHECK_OK(pyspec_prefill(e, 1, prompt.data(), (int32_t) prompt.size() - 1));
+    while ((int32_t) emitted.size() < n) {
+        const int32_t depth = 1 + (int32_t) emitted.size() % 5, seq = 1;
+        int32_t       drafts[5 * 3];
+        float         log_probs[5 * 3];
+        CHECK_OK(pyspec_mtp_draft(e, 1, &seq, &root, depth, 3, drafts, log_probs));
+        std::vector<int32_t> tokens = { root };
+        for (int32_t i = 0; i < depth; ++i) {
+            tokens.push_back(drafts[i * 3]);
+            CHECK(log_probs[i * 3] >= log_probs[i * 3 + 1] && log_probs[i * 3] <= 0);
+        }
+        CHECK_OK(verify_chain(e, 1, tokens));
+        int32_t path[6], n_path = 0, bonus = -1;
+        CHECK_OK(pyspec_accept(e, greedy.get(), 1, n - (int32_t) emitted.size(), false, path, &n_path, &bonus));
+        CHECK(std::isfinite(*pyspec_hidden(e, 1, n_path - 1)));
+        CHECK_OK(pyspec_commit(e, 1, path, n_path));
+        for (int32_t i = 1; i < n_path; ++i) {
+            emitted.push_back(tokens[path[i]]);
+        }
+        emitted.push_back(bonus);
+        root = bonus;
+    }
+    CHECK(emitted == plain);
+    CHECK(pyspec_seq_length(e, 1) == (int32_t) prompt.size() - 1 + n);
+}
+
+TEST(state_is_saved_copied_and_restored) {
+    EnginePtr             engine = open();
+    pyspec_engine * const e      = engine.get();
+    const int32_t         tokens[] = { 5, 6, 7, 8, 9, 10 };
+    CHECK_OK(pyspec_prefill(e, 0, tokens, 6));
+    CHECK_OK(verify_chain(e, 0, { 11, 12, 13 }));
+    CHECK_OK(commit_chain(e, 0, 2));
+
+    const int64_t size = pyspec_seq_save(e, 0, nullptr, 0);
+    CHECK(size > 0);
+    std::vector<uint8_t> state(size);
+    CHECK(pyspec_seq_save(e, 0, state.data(), state.size() - 1) == PYSPEC_ERR_ARGUMENT);
+    CHECK(pyspec_seq_save(e, 0, state.data(), state.size()) == size);
+
+    const auto logits = [&](int32_t seq) {
+        CHECK_OK(verify_chain(e, seq, { 12 }));
+        const float * row = pyspec_logits(e, seq, 0);
+        return std::vector<float>(row, row + n_vocab(e));
+    };
+    const std::vector<float> expected = logits(0);
+    CHECK_OK(pyspec_seq_restore(e, 1, state.data(), state.size()));
+    CHECK(logits(1) == expected);
+    CHECK_OK(pyspec_seq_reset(e, 1));
+    CHECK(pyspec_seq_length(e, 1) == 0);
+    CHECK_OK(pyspec_seq_restore(e, 0, state.data(), state.size()));
+    CHECK_OK(pyspec_seq_copy(e, 0, 1));
+    CHECK(logits(1) == expected);
+
+    for (size_t cut : { (size_t) 0, (size_t) 1, (size_t) 50, state.size() / 2, state.size() - 1 }) {
+        CHECK_STATUS(pyspec_seq_restore(e, 1, state.data(), cut), PYSPEC_ERR_ARGUMENT, "state to restore into sequence 1");
+    }
+    for (size_t at = 0; at < state.size(); at += 1 + state.size() / 97) {
+        state[at] ^= 0x10;
+        CHECK(pyspec_seq_restore(e, 1, state.data(), state.size()) != PYSPEC_OK);
+        state[at] ^= 0x10;
+    }
+    CHECK(pyspec_seq_length(e, 1) == 8); // a refusal changes nothing
+}
+
+TEST(samplers) {
+    EnginePtr             engine = open();
+    pyspec_engine * const e      = engine.get();
+    CHECK_OK(verify_chain(e, 0, { 5, 6 }));
+
+    pyspec_sampler_params params = pyspec_sampler_default_params();
+    const int32_t         tokens[] = { 3, 4 };
+    const float           values[] = { 1.5f, -INFINITY };
+    params.seed              = 7;
+    params.temp              = 1.2f;
+    params.top_k             = 30;
+    params.top_p             = 0.95f;
+    params.min_p             = 0.01f;
+    params.typical_p         = 0.98f;
+    params.penalty_last_n    = -1;
+    params.penalty_repeat    = 1.1f;
+    params.n_logit_bias      = 2;
+    params.logit_bias_tokens = tokens;
+    params.logit_bias_values = values;
+    params.grammar           = "root ::= [a-z \\n]*";
+    SamplerPtr s             = sampler(e, params);
+    CHECK_OK(pyspec_sampler_accept_prompt(s.get(), tokens, 2));
+
+    const auto draw = [&](pyspec_sampler * from) {
+        int32_t token = -1;
+        CHECK_OK(pyspec_sample(e, from, 0, 1, &token));
+        return token;
+    };
+    for (int i = 0; i < 5; ++i) {
+        draw(s.get());
+    }
+    pyspec_sampler * copy = nullptr;
+    CHECK_OK(pyspec_sampler_clone(s.get(), &copy));
+    SamplerPtr clone(copy);
+    for (int i = 0; i < 20; ++i) {
+        CHECK(draw(s.get()) == draw(clone.get()));
+    }
+    pyspec_sampler_reset(s.get());
+    draw(s.get());
+
+    engine.reset(); // a sampler may outlive its engine
+    pyspec_sampler * again = nullptr;
+    CHECK_OK(pyspec_sampler_clone(clone.get(), &again));
+    pyspec_sampler_close(again);
+}
+
+TEST(null_and_nonsense_are_refused) {
+    EnginePtr             engine = open();
+    pyspec_engine * const e      = engine.get();
+    SamplerPtr            s      = sampler(e);
+    int32_t               token  = 0;
+    float                 value  = 0;
+    pyspec_info           info;
+    pyspec_sampler *      sampler_out = nullptr;
+    pyspec_engine *       engine_out  = nullptr;
+    pyspec_engine_params  params      = small_params();
+    const pyspec_sampler_params sampling = pyspec_sampler_default_params();
+    const pyspec_tree     tree{ 0, 1, &token, nullptr };
+
+    CHECK_STATUS(pyspec_engine_open(nullptr, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "path");
+    CHECK_STATUS(pyspec_engine_open(model_path, nullptr, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "params is NULL");
+    CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, nullptr), PYSPEC_ERR_ARGUMENT, "out is NULL");
+    CHECK_STATUS(pyspec_engine_open("/nonexistent.gguf", &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_MODEL, "No such file");
+    CHECK_STATUS(pyspec_engine_attach(nullptr, &params, &engine_out), PYSPEC_ERR_ARGUMENT, "llama_model");
+    CHECK_STATUS(pyspec_engine_attach(pyspec_engine_model(e), nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "params is NULL");
+    CHECK(engine_out == nullptr);
+    pyspec_engine_close(nullptr);
+    CHECK_STATUS(pyspec_engine_info(nullptr, &info), PYSPEC_ERR_ARGUMENT, "engine is NULL");
+    CHECK_STATUS(pyspec_engine_info(e, nullptr), PYSPEC_ERR_ARGUMENT, "out is NULL");
+    CHECK(pyspec_engine_model(nullptr) == nullptr && pyspec_engine_context(nullptr) == nullptr);
+    pyspec_engine_abort(nullptr, true);
+    pyspec_engine_timings(nullptr, nullptr, true);
+    pyspec_engine_timings(e, nullptr, true);
+
+    CHECK(pyspec_tokenize(nullptr, "x", 1, false, false, &token, 1) == INT32_MIN);
+    CHECK(pyspec_tokenize(e, nullptr, 1, false, false, &token, 1) == INT32_MIN);
+    CHECK(pyspec_tokenize(e, "x", -1, false, false, &token, 1) == INT32_MIN);
+    CHECK(pyspec_tokenize(e, "x", 1, false, false, nullptr, 1) == INT32_MIN);
+    CHECK(pyspec_tokenize(e, nullptr, 0, false, false, nullptr, 0) == 0);
+    CHECK(pyspec_tokenize(e, "x x x x", 7, false, false, &token, 1) < -1);
+    CHECK(pyspec_token_to_piece(e, -1, true, nullptr, 0) == INT32_MIN);
+    CHECK(pyspec_token_to_piece(e, INT32_MAX, true, nullptr, 0) == INT32_MIN);
+    CHECK(pyspec_token_to_piece(e, 5, true, nullptr, 5) == INT32_MIN);
+    CHECK(pyspec_token_to_piece(nullptr, 5, true, nullptr, 0) == INT32_MIN);
+    CHECK(!pyspec_token_is_eog(e, -1) && !pyspec_token_is_eog(nullptr, 0));
+    CHECK(pyspec_chat_template(nullptr) == nullptr);
+
+    CHECK(pyspec_seq_length(nullptr, 0) == PYSPEC_ERR_ARGUMENT);
+    CHECK(pyspec_seq_length(e, 2) == PYSPEC_ERR_ARGUMENT);
+    CHECK(pyspec_seq_reset(nullptr, 0) == PYSPEC_ERR_ARGUMENT);
+    CHECK(pyspec_seq_copy(e, 0, -1) == PYSPEC_ERR_ARGUMENT);
+    CHECK(pyspec_seq_save(nullptr, 0, nullptr, 0) == PYSPEC_ERR_ARGUMENT);
+    CHECK(pyspec_seq_restore(e, 0, nullptr, 0) == PYSPEC_ERR_ARGUMENT);
+
+    CHECK_STATUS(pyspec_prefill(e, 0, nullptr, 1), PYSPEC_ERR_ARGUMENT, "tokens is NULL");
+    CHECK_STATUS(pyspec_prefill(e, 0, &token, -1), PYSPEC_ERR_ARGUMENT, "negative");
+    CHECK_OK(pyspec_prefill(e, 0, nullptr, 0));
+    CHECK_STATUS(pyspec_verify(e, nullptr, 1), PYSPEC_ERR_ARGUMENT, "trees is NULL");
+    CHECK_STATUS(pyspec_verify(e, &tree, 0), PYSPEC_ERR_ARGUMENT, "verify of 0 trees");
+    CHECK_STATUS(pyspec_verify(e, &tree, 1), PYSPEC_ERR_ARGUMENT, "parents is NULL");
+    CHECK_STATUS(pyspec_commit(e, 0, &token, 1), PYSPEC_ERR_STATE, "no uncommitted tree");
+    CHECK(pyspec_logits(e, 0, 0) == nullptr && pyspec_last_status() == PYSPEC_ERR_STATE);
+    CHECK(pyspec_hidden(e, 5, 0) == nullptr && pyspec_last_status() == PYSPEC_ERR_ARGUMENT);
+    CHECK_OK(verify_chain(e, 0, { 1 }));
+    CHECK_STATUS(pyspec_commit(e, 0, nullptr, 1), PYSPEC_ERR_ARGUMENT, "path of sequence 0 is NULL");
+
+    CHECK_STATUS(pyspec_sampler_create(e, nullptr, &sampler_out), PYSPEC_ERR_ARGUMENT, "params is NULL");
+    CHECK_STATUS(pyspec_sampler_create(nullptr, &sampling, &sampler_out), PYSPEC_ERR_ARGUMENT, "engine is NULL");
+    CHECK_STATUS(pyspec_sampler_create(e, &sampling, nullptr), PYSPEC_ERR_ARGUMENT, "out is NULL");
+    CHECK_STATUS(pyspec_sampler_clone(nullptr, &sampler_out), PYSPEC_ERR_ARGUMENT, "sampler is NULL");
+    pyspec_sampler_close(nullptr);
+    pyspec_sampler_reset(nullptr);
+    CHECK_STATUS(pyspec_sampler_accept_prompt(s.get(), nullptr, 3), PYSPEC_ERR_ARGUMENT, "tokens is NULL");
+    CHECK_STATUS(pyspec_sample(e, nullptr, 0, 0, &token), PYSPEC_ERR_ARGUMENT, "sampler is NULL");
+    CHECK_STATUS(pyspec_sample(e, s.get(), 0, 0, nullptr), PYSPEC_ERR_ARGUMENT, "token is NULL");
+    CHECK_STATUS(pyspec_accept(e, s.get(), 0, 1, false, nullptr, &token, &token), PYSPEC_ERR_ARGUMENT, "path is NULL");
+    CHECK_STATUS(pyspec_accept(e, s.get(), 0, 0, false, &token, &token, &token), PYSPEC_ERR_ARGUMENT, "max_path is 0");
+    CHECK_STATUS(pyspec_mtp_draft(e, 1, &token, nullptr, 1, 1, &token, &value), PYSPEC_ERR_ARGUMENT, "NULL");
+    CHECK_STATUS(pyspec_mtp_draft(nullptr, 1, &token, &token, 1, 1, &token, &value), PYSPEC_ERR_ARGUMENT, "engine is NULL");
+
+    params.type_k = 4; // a type that was removed from ggml
+    CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "type_k is 4");
+    params        = small_params();
+    params.n_seq_max = 0;
+    CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "n_seq_max is 0");
+    params.n_seq_max = 100000;
+    CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "n_seq_max is 100000");
+}
+
+TEST(full_contexts_and_widest_trees) {
+    pyspec_engine_params params = small_params(3, 64);
+    params.n_ctx                = 70;
+    params.n_batch              = 1; // grows to what the trees need
+    params.n_ubatch             = 1;
+    EnginePtr             engine = open(params);
+    pyspec_engine * const e      = engine.get();
+    std::vector<int32_t>  tokens(64, 7), parents(64);
+    std::iota(parents.begin(), parents.end(), -1);
+    std::vector<pyspec_tree> trees;
+    for (int32_t seq = 2; seq >= 0; --seq) {
+        CHECK_OK(pyspec_prefill(e, seq, tokens.data(), 6));
+        trees.push_back({ seq, 64 - seq, tokens.data(), parents.data() });
+    }
+    CHECK_OK(pyspec_verify(e, trees.data(), 3));
+    for (int32_t seq = 0; seq < 3; ++seq) {
+        CHECK(pyspec_logits(e, seq, 63 - seq) != nullptr);
+        CHECK_OK(commit_chain(e, seq, seq == 0 ? 64 : 1));
+    }
+    CHECK_STATUS(verify_chain(e, 0, { 1 }), PYSPEC_ERR_CONTEXT, "sequence 0 holds 70 tokens; 1 more exceed its context of 70");
+    CHECK_OK(verify_chain(e, 1, std::vector<int32_t>(63, 3)));
+    CHECK_STATUS(verify_chain(e, 1, std::vector<int32_t>(64, 3)), PYSPEC_ERR_CONTEXT, "sequence 1 holds 7 tokens");
+}
+
+TEST(abort_from_another_thread) {
+    EnginePtr             engine = open();
+    pyspec_engine * const e      = engine.get();
+    std::vector<int32_t>  tokens(200, 9);
+    for (int i = 0; i < 8; ++i) {
+        std::thread         stopper([&] { pyspec_engine_abort(e, true); });
+        const pyspec_status status = pyspec_prefill(e, 0, tokens.data(), 200);
+        stopper.join();
+        CHECK(status == PYSPEC_OK || status == PYSPEC_ERR_ABORTED);
+        CHECK(pyspec_verify(e, nullptr, 1) == PYSPEC_ERR_ARGUMENT);
+        CHECK_STATUS(verify_chain(e, 0, { 1 }), PYSPEC_ERR_ABORTED, "abort");
+        pyspec_engine_abort(e, false);
+        CHECK_OK(verify_chain(e, 0, { 1 }));
+        CHECK_OK(pyspec_seq_reset(e, 0));
+    }
+}
+
+TEST(engines_share_a_model) {
+    EnginePtr            first  = open();
+    pyspec_engine_params params = small_params(1);
+    pyspec_engine *      e      = nullptr;
+    CHECK_OK(pyspec_engine_attach(pyspec_engine_model(first.get()), &params, &e));
+    EnginePtr second(e);
+    first.reset();
+    CHECK_OK(verify_chain(e, 0, { 1, 2 }));
+    CHECK(pyspec_chat_template(e) == nullptr || *pyspec_chat_template(e) != '\0');
+}
+
+TEST(loading_can_be_given_up) {
+    const pyspec_engine_params params = small_params();
+    pyspec_engine *            e      = nullptr;
+    int                        calls  = 0;
+    const auto                 stop   = [](float, void * n) { return ++*(int *) n < 2; };
+    CHECK_STATUS(pyspec_engine_open(model_path, &params, stop, &calls, &e), PYSPEC_ERR_ABORTED, "given up");
+    CHECK(calls == 2 && e == nullptr);
+}
+
+TEST(versions) {
+    CHECK(pyspec_abi() == PYSPEC_ABI);
+    CHECK(strlen(pyspec_version()) > 0);
+}
+
+int main(int argc, char ** argv) {
+    const char * named = getenv("PYSPEC_TEST_MODEL");
+    model_path         = argc > 1 ? argv[1] : named ? named : "pyspec/models/demo.gguf";
+    return check::run();
+}

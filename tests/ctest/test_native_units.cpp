@@ -1,0 +1,191 @@
+// Parts of the native core that need no model: trees, top-k, errors.
+#include "native_check.h"
+
+#include "error.h"
+#include "topk.h"
+#include "tree.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <new>
+#include <random>
+#include <thread>
+
+using namespace pyspec;
+
+namespace {
+
+constexpr int32_t n_vocab = 100;
+
+// The status that checking a tree of these tokens and parents ends with.
+pyspec_status check_tree(const std::vector<int32_t> & tokens, const std::vector<int32_t> & parents, int32_t max_nodes = 8) {
+    const pyspec_tree tree{ 3, (int32_t) tokens.size(), tokens.data(), parents.data() };
+    return guard([&] { checked_tree(tree, max_nodes, n_vocab); });
+}
+
+Tree make_tree(const std::vector<int32_t> & tokens, const std::vector<int32_t> & parents) {
+    return checked_tree({ 0, (int32_t) tokens.size(), tokens.data(), parents.data() }, 64, n_vocab);
+}
+
+pyspec_status check_path_of(const Tree & tree, const std::vector<int32_t> & path) {
+    return guard([&] { check_path(tree, 3, path.data(), (int32_t) path.size()); });
+}
+
+} // namespace
+
+// ---- trees ----
+
+TEST(tree_shapes) {
+    CHECK(make_tree({ 5 }, { -1 }).chain);
+    CHECK(make_tree({ 5, 6, 7 }, { -1, 0, 1 }).chain);
+    CHECK(!make_tree({ 5, 6, 7 }, { -1, 0, 0 }).chain);
+    CHECK(!make_tree({ 5, 6, 7, 8 }, { -1, 0, 1, 1 }).chain);
+    CHECK(make_tree({ 5, 6 }, { -1, 0 }).size() == 2);
+}
+
+TEST(tree_refusals) {
+    CHECK(check_tree({}, {}) == PYSPEC_ERR_TREE);
+    CHECK_MESSAGE(last_error(), "tree of sequence 3 has 0 nodes");
+    CHECK(check_tree({ 1, 2, 3 }, { -1, 0, 1 }, 2) == PYSPEC_ERR_TREE);
+    CHECK_MESSAGE(last_error(), "has 3 nodes; the engine was opened for 2");
+    CHECK(check_tree({ 1 }, { 0 }) == PYSPEC_ERR_TREE);
+    CHECK_MESSAGE(last_error(), "the root has parent 0; it must be -1");
+    CHECK(check_tree({ 1, 2, 3, 4 }, { -1, 0, 0, 5 }) == PYSPEC_ERR_TREE);
+    CHECK_MESSAGE(last_error(), "tree of sequence 3: node 3 has parent 5; a parent must come before its child");
+    CHECK(check_tree({ 1, 2 }, { -1, 1 }) == PYSPEC_ERR_TREE);
+    CHECK(check_tree({ 1, 2 }, { -1, -1 }) == PYSPEC_ERR_TREE);
+    CHECK(check_tree({ 1, 2 }, { -1, std::numeric_limits<int32_t>::min() }) == PYSPEC_ERR_TREE);
+    CHECK(check_tree({ 1, n_vocab }, { -1, 0 }) == PYSPEC_ERR_TREE);
+    CHECK_MESSAGE(last_error(), "node 1 has token 100; the vocabulary has 100");
+    CHECK(check_tree({ -1 }, { -1 }) == PYSPEC_ERR_TREE);
+
+    const int32_t token = 1;
+    CHECK(guard([&] { checked_tree({ 0, 1, nullptr, &token }, 8, n_vocab); }) == PYSPEC_ERR_ARGUMENT);
+    CHECK_MESSAGE(last_error(), "tokens is NULL");
+    CHECK(guard([&] { checked_tree({ 0, 1, &token, nullptr }, 8, n_vocab); }) == PYSPEC_ERR_ARGUMENT);
+    CHECK(guard([&] { checked_tree({ 0, -5, &token, &token }, 8, n_vocab); }) == PYSPEC_ERR_TREE);
+}
+
+TEST(paths) {
+    const Tree tree = make_tree({ 9, 1, 2, 3, 4 }, { -1, 0, 0, 1, 3 });
+    CHECK(check_path_of(tree, { 0 }) == PYSPEC_OK);
+    CHECK(check_path_of(tree, { 0, 2 }) == PYSPEC_OK);
+    CHECK(check_path_of(tree, { 0, 1, 3, 4 }) == PYSPEC_OK);
+    CHECK(check_path_of(tree, {}) == PYSPEC_ERR_ARGUMENT);
+    CHECK(check_path_of(tree, { 1 }) == PYSPEC_ERR_ARGUMENT);
+    CHECK_MESSAGE(last_error(), "must start at the root");
+    CHECK(check_path_of(tree, { 0, 3 }) == PYSPEC_ERR_ARGUMENT);
+    CHECK_MESSAGE(last_error(), "node 3 is no child of node 0");
+    CHECK(check_path_of(tree, { 0, 1, 3, 4, 4 }) == PYSPEC_ERR_ARGUMENT);
+    CHECK(check_path_of(tree, { 0, 5 }) == PYSPEC_ERR_ARGUMENT);
+    CHECK(check_path_of(tree, { 0, -1 }) == PYSPEC_ERR_ARGUMENT);
+    CHECK(check_path_of(tree, { 0, 1, 3, 4, 0, 1 }) == PYSPEC_ERR_ARGUMENT);
+    CHECK(guard([&] { check_path(tree, 0, nullptr, 1); }) == PYSPEC_ERR_ARGUMENT);
+}
+
+TEST(children) {
+    const Tree tree = make_tree({ 9, 1, 2, 3, 1, 2 }, { -1, 0, 0, 1, 1, 0 });
+    CHECK(child_with_token(tree, 0, 1) == 1);
+    CHECK(child_with_token(tree, 0, 2) == 2); // of two, the first
+    CHECK(child_with_token(tree, 1, 1) == 4);
+    CHECK(child_with_token(tree, 0, 3) == -1);
+    CHECK(child_with_token(tree, 5, 1) == -1);
+}
+
+// ---- arithmetic ----
+
+namespace {
+
+// As TopK, by sorting.
+void check_top_k(const std::vector<float> & logits, int32_t k) {
+    const int32_t        n = (int32_t) logits.size();
+    std::vector<int32_t> order(n);
+    for (int32_t i = 0; i < n; ++i) {
+        order[i] = i;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+    double sum = 0;
+    for (float logit : logits) {
+        sum += std::exp((double) logit - logits[order[0]]);
+    }
+    std::vector<int32_t> tokens(k);
+    std::vector<float>   log_probs(k);
+    TopK                 top;
+    top(logits.data(), n, k, tokens.data(), log_probs.data());
+    CHECK(std::equal(tokens.begin(), tokens.end(), order.begin()));
+    for (int32_t i = 0; i < k; ++i) {
+        const double expected = (double) logits[tokens[i]] - logits[order[0]] - std::log(sum);
+        CHECK(std::isinf(expected) ? log_probs[i] == expected : std::abs(log_probs[i] - expected) < 1e-4);
+    }
+    CHECK(argmax(logits.data(), n) == order[0]);
+}
+
+} // namespace
+
+TEST(top_k_random) {
+    std::mt19937 random(1);
+    for (int32_t n : { 1, 2, 7, 100, 5000 }) {
+        std::normal_distribution<float>        normal(0, 5);
+        std::uniform_int_distribution<int32_t> coarse(-3, 3);
+        std::vector<float>                     logits(n);
+        for (int32_t k : { 1, 2, 5, 64, n }) {
+            std::generate(logits.begin(), logits.end(), [&] { return normal(random); });
+            check_top_k(logits, std::min(k, n));
+            std::generate(logits.begin(), logits.end(), [&] { return (float) coarse(random); }); // many ties
+            check_top_k(logits, std::min(k, n));
+        }
+    }
+}
+
+TEST(top_k_extremes) {
+    const float inf = std::numeric_limits<float>::infinity();
+    check_top_k({ -inf, 3.0f, -inf, 1.0f }, 4);
+    check_top_k({ 1e4f, -1e4f, 9.9e3f }, 3);
+    check_top_k({ 0.0f, 0.0f, 0.0f }, 2);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const float all_nan[] = { nan, nan };
+    CHECK(argmax(all_nan, 2) == 0);
+}
+
+// ---- errors ----
+
+TEST(guard_turns_exceptions_into_statuses) {
+    CHECK(guard([] {}) == PYSPEC_OK);
+    CHECK(guard([] { fail(PYSPEC_ERR_DRAFT, "no %s in %d", "block", 7); }) == PYSPEC_ERR_DRAFT);
+    CHECK_MESSAGE(last_error(), "no block in 7");
+    CHECK(last_status() == PYSPEC_ERR_DRAFT);
+    CHECK(guard([] {}) == PYSPEC_OK);
+    CHECK_MESSAGE(last_error(), "no block in 7"); // success leaves the last failure
+    CHECK(guard([] { throw std::bad_alloc(); }) == PYSPEC_ERR_MEMORY);
+    CHECK_MESSAGE(last_error(), "out of memory");
+    CHECK(guard([] { throw std::runtime_error("two\nlines"); }) == PYSPEC_ERR_COMPUTE);
+    CHECK_MESSAGE(last_error(), "two lines");
+    CHECK(guard([] { throw 42; }) == PYSPEC_ERR_COMPUTE);
+    CHECK_MESSAGE(last_error(), "unknown type");
+    CHECK(guard_value<int>(-9, [] { return 5; }) == 5);
+    CHECK(guard_value<int>(-9, []() -> int { fail(PYSPEC_ERR_STATE, "x"); }) == -9);
+}
+
+TEST(long_messages_are_cut) {
+    const std::string text(10000, 'a');
+    CHECK(guard([&] { fail(PYSPEC_ERR_MODEL, "%s", text.c_str()); }) == PYSPEC_ERR_MODEL);
+    CHECK(strlen(last_error()) > 500 && strlen(last_error()) < text.size());
+    CHECK(guard([&] { throw std::runtime_error(text); }) == PYSPEC_ERR_COMPUTE);
+    CHECK(strlen(last_error()) > 500 && strlen(last_error()) < text.size());
+}
+
+TEST(each_thread_has_its_own_error) {
+    guard([] { fail(PYSPEC_ERR_STATE, "mine"); });
+    std::thread([] {
+        CHECK(strcmp(last_error(), "") == 0);
+        CHECK(last_status() == PYSPEC_OK);
+        guard([] { fail(PYSPEC_ERR_DRAFT, "theirs"); });
+        CHECK_MESSAGE(last_error(), "theirs");
+    }).join();
+    CHECK_MESSAGE(last_error(), "mine");
+}
+
+int main(int argc, char ** argv) {
+    return check::run(argc > 1 ? argv[1] : nullptr);
+}

@@ -1,0 +1,37 @@
+"""Fixtures: random-weight models, written once a session. Import what a test module needs:
+
+from tests.synthetic_models import synthetic  # noqa: F401
+
+    def test_something(synthetic):
+        path = synthetic("tiny-qwen35moe", "Q4_0")
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from synthetic_model import preset, write  # noqa: E402
+
+#: PRESET, type, and `layers` or `vocab` when they differ from the preset's; the file's path.
+Synthetic = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Synthetic:
+    """Writes random-weight models, equal ones once."""
+    folder = tmp_path_factory.mktemp("synthetic")
+
+    def make(name: str, kind: str = "Q8_0", **sizes: int) -> Path:
+        label = "-".join([name, kind, *(f"{key}{value}" for key, value in sorted(sizes.items()))])
+        path = folder / f"{label}.gguf"
+        if not path.exists():
+            write(path, preset(name, **sizes), kind)
+        return path
+
+    return make

@@ -1,0 +1,246 @@
+"""Speculation changes speed, never text: the same tokens as plain decoding, and as stock llama.cpp.
+
+The quick tests take a cross-section of the prompts; ``pytest --full`` takes all 50 x 200 tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyspec import Engine, SamplingConfig, accept
+from tests.conftest import OpenEngine
+from tests.prompts import FEW, PROMPTS
+
+DATA = Path(__file__).parent / "data"
+
+DRAFTS = [
+    pytest.param({"depth": 1}, id="chain-d1"),
+    pytest.param({"depth": 3}, id="chain-d3"),
+    pytest.param({"depth": 7}, id="chain-d7"),
+    pytest.param({"depth": 3, "top_k": 3}, id="tree-d3-k3"),
+    pytest.param({"depth": 6, "top_k": 4, "nodes": 20}, id="tree-d6-k4-n20"),
+]
+
+GREEDY = SamplingConfig(temperature=0)
+SAMPLED = SamplingConfig(temperature=0.8, seed=11)
+
+SAMPLINGS = [
+    pytest.param(GREEDY, id="greedy"),
+    pytest.param(SAMPLED, id="t0.8"),
+    pytest.param(SamplingConfig(temperature=1.0, top_k=0, top_p=1, min_p=0, seed=5), id="t1-all"),
+    pytest.param(
+        SamplingConfig(temperature=1.0, repeat_penalty=1.2, presence_penalty=0.3, seed=7),
+        id="penalties",
+    ),
+    pytest.param(SamplingConfig(temperature=0.9, typical_p=0.9, seed=3), id="typical"),
+    pytest.param(SamplingConfig(temperature=0, logit_bias={3: 2.0, 9: -5.0}), id="logit-bias"),
+]
+
+
+def decode(
+    engine: Engine, prompt: bytes | list[int], n: int, sampling: SamplingConfig
+) -> list[int]:
+    options = {"max_tokens": n, "ignore_end": True, "sampling": sampling}
+    return engine.complete(prompt, **options).tokens
+
+
+def assert_same(
+    engine: Engine, plain: Engine, prompts: list[bytes], n: int, sampling: SamplingConfig
+):
+    for prompt in prompts:
+        expected = decode(plain, prompt, n, sampling)
+        assert len(expected) == n
+        assert decode(engine, prompt, n, sampling) == expected, f"tokens after {prompt!r}"
+
+
+@pytest.mark.parametrize("limits", DRAFTS)
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_equals_plain_decoding(
+    open_engine: OpenEngine, plain: Engine, limits: dict, sampling: SamplingConfig
+) -> None:
+    assert_same(open_engine("mtp", **limits), plain, FEW, 60, sampling)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[2:])
+def test_equals_plain_decoding_with_every_sampler(
+    mtp: Engine, plain: Engine, sampling: SamplingConfig
+) -> None:
+    assert_same(mtp, plain, FEW[:4], 80, sampling)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_equals_plain_decoding_on_all_prompts(
+    mtp: Engine, plain: Engine, sampling: SamplingConfig
+) -> None:
+    assert len(PROMPTS) == 50
+    assert_same(mtp, plain, PROMPTS, 200, sampling)
+
+
+GRAMMARS = [
+    pytest.param({"grammar": 'root ::= ("yes" | "no" | [0-9]+ " ")+ "."'}, id="gbnf"),
+    pytest.param(
+        {
+            "json_schema": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 12},
+                    "count": {"type": "integer"},
+                    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+                },
+                "required": ["name", "count", "tags"],
+            }
+        },
+        id="json-schema",
+    ),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_equals_plain_decoding_under_a_grammar(
+    mtp: Engine, plain: Engine, grammar: dict, temperature: float
+) -> None:
+    for seed in range(3):
+        sampling = SamplingConfig(temperature=temperature, seed=seed, **grammar)
+        results = [
+            engine.complete("value = ", max_tokens=80, sampling=sampling) for engine in (plain, mtp)
+        ]
+        assert results[0].tokens == results[1].tokens
+        assert results[0].finish_reason == results[1].finish_reason
+        if "json_schema" in grammar and results[0].finish_reason == "stop":
+            assert set(json.loads(results[0].text)) >= {"name", "count", "tags"}
+
+
+def test_stop_string_inside_a_tree_ends_where_plain_decoding_does(
+    open_engine: OpenEngine, plain: Engine
+) -> None:
+    """Every pair of characters of a text is tried as stop, so that ends fall at every depth."""
+    deep = open_engine("mtp", depth=7)
+    text = plain.complete(FEW[1], max_tokens=48, temperature=0, ignore_end=True).text
+    for start in range(0, len(text) - 2, 3):
+        stop = text[start : start + 2]
+        results = [
+            engine.complete(FEW[1], max_tokens=48, temperature=0, ignore_end=True, stop=stop)
+            for engine in (plain, deep)
+        ]
+        assert results[0].text == results[1].text == text[: text.index(stop)]
+        assert results[0].tokens == results[1].tokens
+        assert results[1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+def test_length_limit_inside_a_tree(open_engine: OpenEngine, plain: Engine, n: int) -> None:
+    deep = open_engine("mtp", depth=7)
+    assert decode(deep, FEW[1], n, GREEDY) == decode(plain, FEW[1], n, GREEDY)
+
+
+def test_equals_plain_decoding_up_to_the_end_of_the_context(open_engine: OpenEngine) -> None:
+    room = 64
+    engines = [open_engine(name, n_ctx=room) for name in ("none", "mtp")]
+    results = [engine.complete(FEW[1], temperature=0, ignore_end=True) for engine in engines]
+    assert results[0].tokens == results[1].tokens
+    used = results[0].stats.prompt_tokens + len(results[0].tokens)
+    assert used == engines[0].n_ctx + 1, "the last token needs no place"
+    assert {result.finish_reason for result in results} == {"length"}
+
+
+def test_several_sequences_at_once_equal_each_alone(open_engine: OpenEngine, plain: Engine) -> None:
+    engine = open_engine("mtp", n_slots=3)
+    samplings = [GREEDY, SAMPLED, SamplingConfig(temperature=1, seed=2)]
+    sequences = [
+        engine.begin(prompt, max_tokens=20 + 15 * i, ignore_end=True, sampling=samplings[i])
+        for i, prompt in enumerate(FEW[1:4])
+    ]
+    for sequence in sequences:
+        while not engine.prefill(sequence):
+            pass
+    while running := [one for one in sequences if one.finish_reason is None]:
+        engine.step(running)
+    for i, sequence in enumerate(sequences):
+        engine.end(sequence)
+        assert sequence.output == decode(plain, FEW[1 + i], 20 + 15 * i, samplings[i])
+
+
+def test_random_seeds_differ_and_are_reported(plain: Engine) -> None:
+    first, second = (plain.complete("import", max_tokens=8, temperature=1.0) for _ in range(2))
+    assert first.seed != second.seed
+    again = plain.complete("import", max_tokens=8, temperature=1.0, seed=first.seed)
+    assert again.tokens == first.tokens
+
+
+def test_native_walk_equals_the_pure_accept(open_engine: OpenEngine) -> None:
+    """`pyspec.accept` states the rule, libpyspec executes it: same nodes, same tokens."""
+    engine = open_engine("mtp", depth=5)
+    native = engine.native
+    tokens = engine.tokenize("for name in ")
+    sampler = native.sampler(SAMPLED)
+    sequence = engine.begin(tokens, sampling=SAMPLED)
+    try:
+        while not engine.prefill(sequence):
+            pass
+        for _ in range(30):
+            (tree,) = engine.drafter.propose([sequence.draft_context(6)])
+            native.verify([(sequence.slot, tree.tokens, tree.parents)])
+            pure = accept(tree, lambda node: native.sample(sampler, sequence.slot, node))
+            nodes, bonus = native.accept(sequence.sampler, sequence.slot, len(tree), False)
+            assert (tuple(nodes), bonus) == (pure.nodes, pure.bonus_token)
+            native.commit(sequence.slot, nodes)
+            sequence.tokens.extend(pure.tokens)
+    finally:
+        engine.end(sequence)
+        sampler.close()
+
+
+# ---- against others ----
+
+
+@pytest.fixture(scope="module")
+def stock(model: Path) -> list[dict]:
+    """Greedy tokens of unpatched llama.cpp, made by scripts/make_stock_vectors.py."""
+    document = json.loads((DATA / "stock_greedy.json").read_text())
+    found = hashlib.sha256(model.read_bytes()).hexdigest()
+    assert document["model_sha256"] == found, "run scripts/make_stock_vectors.py for this model"
+    return document["vectors"]
+
+
+def check_against_stock(engine: Engine, vectors: list[dict], n: int) -> None:
+    for vector in vectors:
+        prompt = bytes.fromhex(vector["prompt"])
+        assert engine.tokenize(prompt) == vector["tokens"], f"tokens of {prompt!r}"
+        expected = vector["greedy"][:n]
+        assert decode(engine, prompt, n, GREEDY) == expected, f"tokens after {prompt!r}"
+
+
+def test_equals_stock_llama_cpp(plain: Engine, mtp: Engine, stock: list[dict]) -> None:
+    for engine in (plain, mtp):
+        check_against_stock(engine, stock[::7], 60)
+
+
+@pytest.mark.full
+def test_equals_stock_llama_cpp_on_all_prompts(plain: Engine, stock: list[dict]) -> None:
+    check_against_stock(plain, stock, 200)
+
+
+def test_equals_llama_cpp_python_on_our_libraries(plain: Engine, model: Path) -> None:
+    from pyspec._libs import use_patched_libraries
+
+    llama_cpp = use_patched_libraries()
+    llama = llama_cpp.Llama(str(model), n_ctx=256, n_threads=1, flash_attn=True, verbose=False)
+    for prompt in FEW[1:4]:
+        tokens = plain.tokenize(prompt)
+        llama.reset()
+        llama._ctx.kv_cache_clear()
+        llama.eval(tokens)
+        found = []
+        for _ in range(40):
+            logits = np.ctypeslib.as_array(llama._ctx.get_logits(), shape=(llama.n_vocab(),))
+            found.append(int(logits.argmax()))
+            llama.eval(found[-1:])
+        assert decode(plain, tokens, 40, GREEDY) == found
+    llama.close()
