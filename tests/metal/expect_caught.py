@@ -11,7 +11,7 @@ import sys
 
 def main():
     message, *command = sys.argv[1:]
-    result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=240, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=500, check=False)
     output = result.stdout + result.stderr
     print("\n".join(output.splitlines()[:20]))
 

@@ -49,40 +49,40 @@ set(OPS  ggml-metal-ops.cpp)
 
 # --- arithmetic and indexing of the delta rule -------------------------------------------------
 
-metal_mutant(gdn-no-sum-of-sk ${GDN} "s_k = simd_sum(s_k);" "" "output differs at" gdn)
-metal_mutant(gdn-no-sum-of-y  ${GDN} "y = simd_sum(y);" "" "output differs at" gdn)
-metal_mutant(gdn-wrong-stride ${GDN} "v_base + n*args.nb22" "v_base + n*args.nb21" "output differs at" gdn)
-metal_mutant(gdn-wrong-head   ${GDN} "const int i11 = i21%args.H_k;" "const int i11 = i21*args.H_k/args.H_v;" "output differs at" gdn)
-metal_mutant(gdn-no-scale     ${GDN} "= y*scale;" "= y;" "output differs at" gdn)
-metal_mutant(gdn-skipped-decay ${GDN} "gdn_tree_decay <NPT>(ls, tape_g + n*G);" "" "gdn_state differs at" gdn)
-metal_mutant(gdn-path-off-by-one ${GDN} "tree[OP_TREE_PATH + i]" "tree[OP_TREE_PATH + MAX(0, i - 1)]" "gdn_state differs at" gdn)
-metal_mutant(gdn-parents-as-path ${GDN} "tree + OP_TREE_PATH + args.n_max, N" "tree + OP_TREE_PATH + args.n_max - 1, N" "output differs at|unwritten|outside" gdn)
-metal_mutant(gdn-tape-shifted ${GDN} "(ih*args.n_max + n)*G + is] = precise::exp" "(ih*args.n_nodes + n)*G + is] = precise::exp" "tape differs at" gdn)
+metal_mutant(gdn-no-sum-of-sk ${GDN} "s_k = simd_sum(s_k);" "" "output differs at" quick)
+metal_mutant(gdn-no-sum-of-y  ${GDN} "y = simd_sum(y);" "" "output differs at" quick)
+metal_mutant(gdn-wrong-stride ${GDN} "v_base + n*args.nb22" "v_base + n*args.nb21" "output differs at" quick)
+metal_mutant(gdn-wrong-head   ${GDN} "const int i11 = i21%args.H_k;" "const int i11 = i21*args.H_k/args.H_v;" "output differs at" quick)
+metal_mutant(gdn-no-scale     ${GDN} "= y*scale;" "= y;" "output differs at" quick)
+metal_mutant(gdn-skipped-decay ${GDN} "gdn_tree_decay <NPT>(ls, tape_g + n*G);" "" "gdn_state differs at" quick)
+metal_mutant(gdn-path-off-by-one ${GDN} "tree[OP_TREE_PATH + i]" "tree[OP_TREE_PATH + MAX(0, i - 1)]" "gdn_state differs at" quick)
+metal_mutant(gdn-parents-as-path ${GDN} "tree + OP_TREE_PATH + args.n_max, N" "tree + OP_TREE_PATH + args.n_max - 1, N" "output differs at|unwritten|outside" quick)
+metal_mutant(gdn-tape-shifted ${GDN} "(ih*args.n_max + n)*G + is] = precise::exp" "(ih*args.n_nodes + n)*G + is] = precise::exp" "tape differs at" quick)
 
 # --- kept states ---------------------------------------------------------------------------------
 
-metal_mutant(gdn-swapped-slot   ${GDN} "slot + (is_last[h] ? 1 : 0)" "slot + (is_last[h] ? 0 : 1)" "output differs at|unwritten threadgroup memory" gdn)
-metal_mutant(gdn-largest-first  ${GDN} "plan->size[j] < plan->size[i]" "plan->size[j] > plan->size[i]" "outside of all buffers" gdn)
-metal_mutant(gdn-one-slot-short ${GDN} "#define GDN_TREE_MAX_KEPT  5" "#define GDN_TREE_MAX_KEPT  4" "outside of all buffers" gdn)
-metal_mutant(gdn-shared-slots   ${GDN} "kept + sgitg*S + is0" "kept + is0" "race in threadgroup memory" gdn)
+metal_mutant(gdn-swapped-slot   ${GDN} "slot + (is_last[h] ? 1 : 0)" "slot + (is_last[h] ? 0 : 1)" "output differs at|unwritten threadgroup memory" quick)
+metal_mutant(gdn-largest-first  ${GDN} "plan->size[j] < plan->size[i]" "plan->size[j] > plan->size[i]" "outside of all buffers" quick)
+metal_mutant(gdn-one-slot-short ${GDN} "#define GDN_TREE_MAX_KEPT  5" "#define GDN_TREE_MAX_KEPT  4" "outside of all buffers" quick)
+metal_mutant(gdn-shared-slots   ${GDN} "kept + sgitg*S + is0" "kept + is0" "race in threadgroup memory" quick)
 
 # --- synchronisation -----------------------------------------------------------------------------
 
 metal_mutant(gdn-no-threadgroup-barrier ${GDN}
     "    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);" ""
-    "unwritten threadgroup memory|race in (threadgroup|device) memory" gdn)
+    "unwritten threadgroup memory|race in (threadgroup|device) memory" quick)
 metal_mutant(gdn-barrier-without-device ${GDN} "mem_flags::mem_threadgroup | mem_flags::mem_device" "mem_flags::mem_threadgroup"
-    "read/write race in device memory" gdn)
+    "read/write race in device memory" quick)
 metal_mutant(gdn-barrier-without-threadgroup ${GDN} "mem_flags::mem_threadgroup | mem_flags::mem_device" "mem_flags::mem_device"
-    "race in threadgroup memory" gdn)
+    "race in threadgroup memory" quick)
 metal_mutant(gdn-no-simdgroup-barrier ${GDN}
     "    simdgroup_barrier(mem_flags::mem_threadgroup);\\n\\n    // unions of paths" "    // unions of paths"
-    "unwritten threadgroup memory|race in threadgroup memory" gdn)
+    "unwritten threadgroup memory|race in threadgroup memory" quick)
 metal_mutant(gdn-no-simdgroup-barrier-2 ${GDN}
     "    simdgroup_barrier(mem_flags::mem_threadgroup);\\n\\n    bool is_first[2];" "    bool is_first[2];"
-    "unwritten threadgroup memory|race in threadgroup memory" gdn)
-metal_mutant(gdn-sum-by-half-a-simdgroup ${GDN} "y = simd_sum(y);" "if (tiisg < 16) { y = simd_sum(y); }" "divergence in simdgroup" gdn)
-metal_mutant(gdn-all-lanes-write ${GDN} "if (tiisg == 0) {\\n            o_base" "{\\n            o_base" "write/write race in device memory" gdn)
+    "unwritten threadgroup memory|race in threadgroup memory" quick)
+metal_mutant(gdn-sum-by-half-a-simdgroup ${GDN} "y = simd_sum(y);" "if (tiisg < 16) { y = simd_sum(y); }" "divergence in simdgroup" quick)
+metal_mutant(gdn-all-lanes-write ${GDN} "if (tiisg == 0) {\\n            o_base" "{\\n            o_base" "write/write race in device memory" quick)
 
 # --- the convolution -------------------------------------------------------------------------------
 
@@ -93,11 +93,11 @@ metal_mutant(conv-tape-stride ${CONV} "tp[i*args.n_ch] = xi;" "tp[i*args.n_nodes
 
 # --- the host side: dispatches in reverse order between two barriers ----------------------------
 
-metal_mutant(host-wrong-grid   ${OPS} "args.S/nsg, args.H_v, n_seqs" "args.S/nsg, args.H_k, n_seqs" "output differs at" gdn)
-metal_mutant(host-wrong-buffer ${OPS} "ggml_metal_get_buffer_id(beta),  5)" "ggml_metal_get_buffer_id(g),  5)" "output differs at" gdn)
+metal_mutant(host-wrong-grid   ${OPS} "args.S/nsg, args.H_v, n_seqs" "args.S/nsg, args.H_k, n_seqs" "output differs at" quick)
+metal_mutant(host-wrong-buffer ${OPS} "ggml_metal_get_buffer_id(beta),  5)" "ggml_metal_get_buffer_id(g),  5)" "output differs at" quick)
 metal_mutant(host-no-barrier-before-tape ${OPS}
     "    ggml_metal_op_concurrency_reset(ctx);\\n\\n    {\\n        auto pipeline = ggml_metal_library_get_pipeline_gated_delta_net_tree_tape"
     "    {\\n        auto pipeline = ggml_metal_library_get_pipeline_gated_delta_net_tree_tape"
-    "gdn_state differs at" gdn)
-metal_mutant(host-written-state-unknown ggml-metal-common.cpp "return i_src == 5 || i_src == 6;" "return false;" "order-node[0-9]+: value differs at" gdn order)
-metal_mutant(host-written-window-unknown ggml-metal-common.cpp "return i_src == 1 || i_src == 2;" "return false;" "order-node[0-9]+: value differs at" conv order)
+    "gdn_state differs at" quick)
+metal_mutant(host-written-state-unknown ggml-metal-common.cpp "return i_src == 5 || i_src == 6;" "return false;" "order-node[0-9]+: value differs at" order)
+metal_mutant(host-written-window-unknown ggml-metal-common.cpp "return i_src == 1 || i_src == 2;" "return false;" "order-node[0-9]+: value differs at" order)
