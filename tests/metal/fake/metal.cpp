@@ -4,7 +4,7 @@
 //   pipeline      a registered kernel and function constants
 //   buffer        host memory, filled with NaN
 //   encoder       records dispatches; those between two memory barriers run in any order, since a GPU may run them at once
-//   device        an M-series GPU without tensor units; refuses the ops whose kernels are not linked in
+//   device        an M-series GPU without tensor units and bfloat; a program links the kernels that it needs
 //
 // Environment, besides the runtime's: MSL_TRACE=1 prints the dispatches.
 
@@ -231,42 +231,7 @@ ggml_metal_event_t ggml_metal_device_event_init(ggml_metal_device_t) { return (g
 void ggml_metal_device_event_free(ggml_metal_device_t, ggml_metal_event_t ev) { free(ev); }
 void ggml_metal_device_event_synchronize(ggml_metal_device_t, ggml_metal_event_t) {}
 
-#define ggml_metal_device_supports_op upstream_supports_op
-#include "supports_op.inc"
-#undef ggml_metal_device_supports_op
-
-// a kernel of each file, by the ops that need it
-static bool is_linked(const struct ggml_tensor * op) {
-    static const std::unordered_map<int, const char *> kernels = {
-        { GGML_OP_ADD,                    "kernel_bin_fuse_f32_f32_f32" },
-        { GGML_OP_SUB,                    "kernel_bin_fuse_f32_f32_f32" },
-        { GGML_OP_MUL,                    "kernel_bin_fuse_f32_f32_f32" },
-        { GGML_OP_DIV,                    "kernel_bin_fuse_f32_f32_f32" },
-        { GGML_OP_SCALE,                  "kernel_unary_f32_f32"        },
-        { GGML_OP_SQR,                    "kernel_unary_f32_f32"        },
-        { GGML_OP_SQRT,                   "kernel_unary_f32_f32"        },
-        { GGML_OP_UNARY,                  "kernel_unary_f32_f32"        },
-        { GGML_OP_GLU,                    "kernel_swiglu_f32"           },
-        { GGML_OP_NORM,                   "kernel_norm_f32"             },
-        { GGML_OP_RMS_NORM,               "kernel_rms_norm_f32"         },
-        { GGML_OP_L2_NORM,                "kernel_l2_norm_f32_f32"      },
-        { GGML_OP_SSM_CONV,               "kernel_ssm_conv_f32_f32"     },
-        { GGML_OP_SSM_CONV_TREE,          "kernel_ssm_conv_tree_f32"    },
-        { GGML_OP_SSM_CONV_REPLAY,        "kernel_ssm_conv_replay_f32"  },
-        { GGML_OP_GATED_DELTA_NET,        "kernel_gated_delta_net_f32_4"        },
-        { GGML_OP_GATED_DELTA_NET_TREE,   "kernel_gated_delta_net_tree_f32_4"   },
-        { GGML_OP_GATED_DELTA_NET_REPLAY, "kernel_gated_delta_net_replay_f32_4" },
-    };
-    if (ggml_op_is_empty(op->op)) {
-        return true;
-    }
-    auto it = kernels.find(op->op);
-    return it != kernels.end() && msl::find_kernel(it->second);
-}
-
-bool ggml_metal_device_supports_op(ggml_metal_device_t dev, const struct ggml_tensor * op) {
-    return is_linked(op) && upstream_supports_op(dev, op);
-}
+#include "supports_op.inc"  // ggml_metal_device_supports_op, cut out of ggml-metal-device.m
 
 // ---------------------------------------------------------------- buffers
 

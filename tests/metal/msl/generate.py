@@ -10,7 +10,7 @@ The text stays as it is except for what host C++ cannot parse or express:
   constant T NAME [[function_constant(N)]];        a mutable static and an entry
   threadgroup T name[N];      in a kernel          a reference into the memory of the threadgroup
   constant const, constexpr constant               one qualifier
-  T name[N] = { [ 0 ... N - 1 ] = 0.0f };          T name[N] = {};
+  T name[N] = { [ 0 ... N - 1 ] = x };             T name[N]; and a loop
   [[attributes]]                                   removed
 
 Line numbers are kept, so that diagnostics and violations name lines of the .metal file.
@@ -159,7 +159,11 @@ def generate(text, source):
     )
     text = re.sub(r"\bconstant\s+const\b|\bconst\s+constant\b", "constant", text)
     text = re.sub(r"\bconstexpr\s+constant\b", "constexpr", text)
-    text = re.sub(r"=\s*\{\s*\[\s*0\s*\.\.\.[^]]*\]\s*=\s*0\.0f\s*\}", "= {}", text)
+    text = re.sub(
+        r"(\w+)(\s*\[[^][]*\])\s*=\s*\{\s*\[\s*0\s*\.\.\.[^]]*\]\s*=\s*([^{}]*?)\s*\}\s*;",
+        r"\1\2; for (auto & msl_element : \1) msl_element = \3;",
+        text,
+    )
     text = re.sub(r"\[\[[^][]*\]\]", "", text)
     text = re.sub(r"^\s*#pragma .*$", "", text, flags=re.M)  # unroll hints
 
