@@ -4,7 +4,9 @@
 #   -L backend-ops   upstream's test-backend-ops, one test an operator of PYSPEC_OPS
 
 # The operators that the patches change or add; a patch that adds one appends it here.
-set(PYSPEC_OPS SSM_CONV GATED_DELTA_NET)
+set(PYSPEC_OPS
+    SSM_CONV SSM_CONV_TREE SSM_CONV_REPLAY
+    GATED_DELTA_NET GATED_DELTA_NET_TREE GATED_DELTA_NET_REPLAY)
 
 add_custom_target(pyspec-tests)
 

@@ -2,7 +2,8 @@
 """Write the commits of TREE (made with scripts/patch_worktree.py) back as the patch series.
 
 Patches are written in one normal form, so that only what changed in a commit changes in its file.
-Files of commits that are gone are deleted, and 'series' gets the order of the commits.
+Files of commits that are gone are deleted, 'series' gets the order of the commits, and the table in
+README.md what they say.
 """
 
 from __future__ import annotations

@@ -32,16 +32,25 @@ def main() -> None:
 
     import llama_cpp
 
-    # Flash attention is llama.cpp's own default; only its Python bindings turn it off.
-    llama = llama_cpp.Llama(
-        str(options.model), n_ctx=1024, n_threads=1, flash_attn=True, verbose=False
-    )
+    # With flash attention, llama.cpp's default, and without it. Without, pyspec computes the same bits;
+    # with it, pyspec sums in an order of its own, which does not depend on the rest of a batch.
+    llamas = {
+        name: llama_cpp.Llama(
+            str(options.model), n_ctx=1024, n_threads=1, flash_attn=flash_attn, verbose=False
+        )
+        for name, flash_attn in (("flash_attn", True), ("no_flash_attn", False))
+    }
+    llama = llamas["flash_attn"]
     single = {piece: t for t in range(llama.n_vocab()) if len(piece := llama.detokenize([t])) == 1}
     vectors = []
     for prompt in PROMPTS:
         tokens = tokenize(llama, prompt, single)
         vectors.append(
-            {"prompt": prompt.hex(), "tokens": tokens, "greedy": greedy(llama, tokens, options.n)}
+            {
+                "prompt": prompt.hex(),
+                "tokens": tokens,
+                **{name: greedy(one, tokens, options.n) for name, one in llamas.items()},
+            }
         )
         print(f"{len(vectors)}/{len(PROMPTS)}", end="\r", file=sys.stderr)
     document = {

@@ -15,13 +15,23 @@ from synthetic_model import PRESETS, TYPES, preset, tensors, write
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", metavar="PRESET", type=click.Choice(list(PRESETS)))
-@click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+@click.argument(
+    "path", metavar="FILE", type=click.Path(dir_okay=False, writable=True, path_type=Path)
+)
 @click.option("--type", "kind", type=click.Choice(TYPES, case_sensitive=False), default="Q8_0",
               show_default=True, help="Type of the matrices. Norms, the convolution and the router stay F32.")  # fmt: skip
-@click.option("--layers", type=click.IntRange(1), help="Fewer or more layers than the real model has.")
-@click.option("--vocab", type=click.IntRange(259), help="Another number of tokens than the real model has.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same file.")
-def main(name: str, path: Path, kind: str, layers: int | None, vocab: int | None, seed: int) -> None:
+@click.option(
+    "--layers", type=click.IntRange(1), help="Fewer or more layers than the real model has."
+)
+@click.option(
+    "--vocab", type=click.IntRange(259), help="Another number of tokens than the real model has."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The same seed gives the same file."
+)
+def main(
+    name: str, path: Path, kind: str, layers: int | None, vocab: int | None, seed: int
+) -> None:
     """Write a model of random weights to FILE, to measure speed, memory and rounding with.
 
     \b
@@ -47,7 +57,9 @@ def main(name: str, path: Path, kind: str, layers: int | None, vocab: int | None
     sizes = [tensor.shape for tensor in tensors(shape)]
     total = len(sizes)
     with click.progressbar(length=total, label=f"{name} {kind}", file=sys.stderr) as bar:
-        write(path, shape, kind.upper(), seed, progress=lambda _, done, __: bar.update(done - bar.pos))
+        write(
+            path, shape, kind.upper(), seed, progress=lambda _, done, __: bar.update(done - bar.pos)
+        )
     click.echo(f"{path}: {total} tensors, {path.stat().st_size / 1e6:.1f} MB", err=True)
 
 

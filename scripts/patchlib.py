@@ -96,6 +96,11 @@ class Patch:
     def message(self) -> str:
         return f"{self.subject}\n\n{self.body}\n"
 
+    def trailer(self, key: str) -> str:
+        """The text of a trailer, its continuation lines (which start with a blank) included."""
+        match = re.search(rf"^{key}: (.*(?:\n[ \t].*)*)", self.body, re.MULTILINE)
+        return " ".join(match[1].split()) if match else ""
+
 
 HEADER = """\
 From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
@@ -350,6 +355,17 @@ class Series:
                 result[change.path] = apply_change(patch, change, result[change.path])
         return result
 
+    def describe(self, readme: str) -> str:
+        """`readme` with the table between its 'series' marks brought up to date."""
+        rows = ["| patch | what it does | reason | drop when |", "|---|---|---|---|"]
+        for patch in self.patches:
+            stem, _, subject = patch.subject.partition(": ")
+            cells = (f"`{stem}`", subject, patch.trailer("Reason"), patch.trailer("Drop-when"))
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        marks = r"(<!-- series:begin -->\n).*?(<!-- series:end -->)"
+        table = "\n".join([*rows, ""])
+        return re.sub(marks, lambda mark: mark[1] + table + mark[2], readme, flags=re.DOTALL)
+
     def write(self) -> list[str]:
         """Write the patches and the order; returns the names of the files that changed."""
         changed = []
@@ -358,6 +374,8 @@ class Series:
         comments = [line for line in old if line.startswith("#")]
         wanted = {patch.name: format_patch(patch) for patch in self.patches}
         wanted["series"] = "\n".join([*comments, *(p.name for p in self.patches), ""]).encode()
+        if (readme := self.directory / "README.md").exists():
+            wanted[readme.name] = self.describe(readme.read_text()).encode()
         for name, data in wanted.items():
             path = self.directory / name
             if not path.exists() or path.read_bytes() != data:

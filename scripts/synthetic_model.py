@@ -121,7 +121,9 @@ def preset(name: str, layers: int | None = None, vocab: int | None = None) -> Sh
     shape = PRESETS[name]
     smallest = 256 + len(SPECIAL)
     if vocab is not None and vocab < smallest:
-        raise ValueError(f"vocabulary of {vocab} tokens: bytes and special tokens alone are {smallest}")
+        raise ValueError(
+            f"vocabulary of {vocab} tokens: bytes and special tokens alone are {smallest}"
+        )
     if layers is not None and layers < 1:
         raise ValueError(f"{layers} layers: a model has at least one")
     return replace(shape, layers=layers or shape.layers, vocab=vocab or shape.vocab)

@@ -1,9 +1,11 @@
-"""Fixtures: random-weight models, written once a session. Import what a test module needs:
+"""Fixtures: random-weight models, written once a session. A test module takes the fixture so:
 
-from tests.synthetic_models import synthetic  # noqa: F401
+from tests import synthetic_models
 
-    def test_something(synthetic):
-        path = synthetic("tiny-qwen35moe", "Q4_0")
+synthetic = synthetic_models.synthetic
+
+def test_something(synthetic):
+    path = synthetic("tiny-qwen35moe", "Q4_0")
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from synthetic_model import preset, write  # noqa: E402
+from synthetic_model import preset, write
 
 #: PRESET, type, and `layers` or `vocab` when they differ from the preset's; the file's path.
 Synthetic = Callable[..., Path]

@@ -209,29 +209,63 @@ def stock(model: Path) -> list[dict]:
     return document["vectors"]
 
 
-def check_against_stock(engine: Engine, vectors: list[dict], n: int) -> None:
+def same_as_stock(engine: Engine, vector: dict, key: str, n: int) -> bool:
+    """Compares token ids of the prompt, which must agree, and of its continuation."""
+    prompt = bytes.fromhex(vector["prompt"])
+    assert engine.tokenize(prompt) == vector["tokens"], f"tokens of {prompt!r}"
+    return decode(engine, prompt, n, GREEDY) == vector[key][:n]
+
+
+def gap_at_divergence(engine: Engine, vector: dict, n: int) -> float:
+    """How far our best token leads stock's choice where the two texts part."""
+    expected = vector["flash_attn"][:n]
+    found = decode(engine, vector["tokens"], n, GREEDY)
+    at = next(i for i in range(n) if found[i] != expected[i])
+    sequence = engine.begin(vector["tokens"] + expected[:at])
+    try:
+        while not engine.prefill(sequence):
+            pass
+        engine.native.verify([(sequence.slot, sequence.tokens[-1:], [-1])])
+        logits = engine.native.logits(sequence.slot, 0)
+        return float(logits[found[at]] - logits[expected[at]])
+    finally:
+        engine.end(sequence)
+
+
+def check_exact(open_engine: OpenEngine, vectors: list[dict], n: int) -> None:
+    """Without flash attention both compute the same bits."""
+    engine = open_engine("none", flash_attn=False)
     for vector in vectors:
-        prompt = bytes.fromhex(vector["prompt"])
-        assert engine.tokenize(prompt) == vector["tokens"], f"tokens of {prompt!r}"
-        expected = vector["greedy"][:n]
-        assert decode(engine, prompt, n, GREEDY) == expected, f"tokens after {prompt!r}"
+        assert same_as_stock(engine, vector, "no_flash_attn", n), f"after {vector['prompt']}"
 
 
-def test_equals_stock_llama_cpp(plain: Engine, mtp: Engine, stock: list[dict]) -> None:
-    for engine in (plain, mtp):
-        check_against_stock(engine, stock[::7], 60)
+def check_default(engine: Engine, vectors: list[dict], n: int) -> None:
+    """With it, the order of sums differs: texts may part, but only where two tokens are as good."""
+    parted = [one for one in vectors if not same_as_stock(engine, one, "flash_attn", n)]
+    gaps = [gap_at_divergence(engine, one, n) for one in parted]
+    assert all(0 <= gap < 0.05 for gap in gaps), f"leads where texts part: {gaps}"
+    assert len(parted) <= 0.15 * len(vectors) + 1, f"leads where texts part: {gaps}"
+
+
+def test_equals_stock_llama_cpp(open_engine: OpenEngine, mtp: Engine, stock: list[dict]) -> None:
+    check_exact(open_engine, stock[::5], 60)
+    check_default(mtp, stock[::5], 60)
 
 
 @pytest.mark.full
-def test_equals_stock_llama_cpp_on_all_prompts(plain: Engine, stock: list[dict]) -> None:
-    check_against_stock(plain, stock, 200)
+def test_equals_stock_llama_cpp_on_all_prompts(
+    open_engine: OpenEngine, mtp: Engine, stock: list[dict]
+) -> None:
+    check_exact(open_engine, stock, 200)
+    check_default(mtp, stock, 200)
 
 
-def test_equals_llama_cpp_python_on_our_libraries(plain: Engine, model: Path) -> None:
+def test_equals_llama_cpp_python_on_our_libraries(open_engine: OpenEngine, model: Path) -> None:
     from pyspec._libs import use_patched_libraries
 
     llama_cpp = use_patched_libraries()
-    llama = llama_cpp.Llama(str(model), n_ctx=256, n_threads=1, flash_attn=True, verbose=False)
+    llama = llama_cpp.Llama(str(model), n_ctx=256, n_threads=1, flash_attn=False, verbose=False)
+    plain = open_engine("none", flash_attn=False)
     for prompt in FEW[1:4]:
         tokens = plain.tokenize(prompt)
         llama.reset()

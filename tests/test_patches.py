@@ -137,6 +137,11 @@ def test_real_patches_are_in_the_normal_form() -> None:
         assert patchlib.format_patch(patch) == (patchlib.SERIES_DIR / patch.name).read_bytes()
 
 
+def test_readme_describes_the_series() -> None:
+    text = (patchlib.SERIES_DIR / "README.md").read_text()
+    assert Series.load().describe(text) == text, "run scripts/export_patches.py"
+
+
 def test_bindings_are_pinned_to_the_release_that_is_built() -> None:
     pin = Pin.load()
     assert f'"{pin.requirement}"' in (REPO / "pyproject.toml").read_text()
@@ -168,6 +173,16 @@ def test_apply_then_export_changes_no_byte(series: Upstream) -> None:
 def test_order_and_comments_are_kept(series: Upstream) -> None:
     text = (series.series / "series").read_text()
     assert text == "# order\nedit.patch\nnew_file.patch\nremove.patch\n"
+
+
+def test_export_writes_the_table_of_the_readme(series: Upstream) -> None:
+    readme = series.series / "README.md"
+    readme.write_text("before\n<!-- series:begin -->\nold\n<!-- series:end -->\nafter\n")
+    assert series.export() == ["README.md"]
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- series:begin -->\n| patch |")
+    assert "| `remove` | drop the untouched file | a test needs it. | never. |\n" in text
+    assert text.endswith("\n<!-- series:end -->\nafter\n")
 
 
 def test_the_build_tree_equals_the_patch_tree(series: Upstream) -> None:

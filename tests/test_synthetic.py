@@ -11,11 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from pyspec._libs import use_patched_libraries
-from tests.synthetic_models import Synthetic, synthetic  # noqa: F401
+from tests import synthetic_models  # puts scripts/ on the path
+from tests.synthetic_models import Synthetic
 
-import make_synthetic  # noqa: E402, I001  (found through tests.synthetic_models)
-from synthetic_model import PRESETS, Shape, preset, tensors, vocabulary, write  # noqa: E402
+import make_synthetic  # isort: skip
+from synthetic_model import PRESETS, Shape, preset, tensors, vocabulary, write  # isort: skip
 
+synthetic = synthetic_models.synthetic
 TINY = [name for name in PRESETS if name.startswith("tiny")]
 REAL = [name for name in PRESETS if not name.startswith("tiny")]
 
@@ -85,7 +87,9 @@ def test_mtp_block(name: str, synthetic: Synthetic) -> None:
     names = {tensor.name for tensor in reader.tensors}
     assert f"blk.{shape.layers}.nextn.eh_proj.weight" in names
     blocks = reader.get_field(f"{shape.arch}.block_count").contents()
-    assert blocks == shape.layers + reader.get_field(f"{shape.arch}.nextn_predict_layers").contents()
+    assert (
+        blocks == shape.layers + reader.get_field(f"{shape.arch}.nextn_predict_layers").contents()
+    )
 
 
 @pytest.mark.parametrize("name", REAL)

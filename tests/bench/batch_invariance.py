@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from tests.bench import ggml_ops as ggml
 
-TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
          "IQ4_NL", "IQ4_XS", "MXFP4"]  # fmt: skip
 COLUMNS = [2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64]
 TIMED = [1, 2, 4, 8, 16, 32, 64]
@@ -43,6 +43,15 @@ def inputs(rng: np.random.Generator, columns: int, width: int) -> np.ndarray:
     """Columns as activations are: a few channels much larger than the others."""
     scale = np.exp(rng.standard_normal((1, width)))
     return (rng.standard_normal((columns, width)) * scale).astype(np.float32)
+
+
+def can_repack(kind: str) -> bool:
+    """Whether this processor repacks weights of a type."""
+    with ggml.Op() as op:
+        weight = op.weight(kind, 256, 8)
+        op.place_weights(ggml.repack_buffer_type())
+        op.finish(ggml.mul_mat(op.ctx, weight, op.input("F32", 256, 1)))
+        return op.supported()
 
 
 def mul_mat_differences(
@@ -145,7 +154,11 @@ def times(kind: str, rows: int = 3584, width: int = 1024, repeats: int = 15) -> 
                 taken[repack].append(op.seconds() * 1e6)
         for repack, op in ops.items():
             op.__exit__()
-            yield {"repack": repack, "columns": count, "us": round(float(np.median(taken[repack])), 1)}
+            yield {
+                "repack": repack,
+                "columns": count,
+                "us": round(float(np.median(taken[repack])), 1),
+            }
 
 
 def attention_differences(
@@ -176,7 +189,9 @@ def attention_differences(
         tree_mask[:, 0], tree_mask[-1] = 0, np.where(visible, 0, -np.inf)
         alone_mask = np.where(np.arange(cells) < visible.sum(), 0, -np.inf)[None]
         tree = _attention(mode, kind, threads, tree_q, k, v, tree_mask)[-1]
-        alone = _attention(mode, kind, threads, q[:, None], k[:, closed], v[:, closed], alone_mask)[0]
+        alone = _attention(mode, kind, threads, q[:, None], k[:, closed], v[:, closed], alone_mask)[
+            0
+        ]
         different += not np.array_equal(tree, alone)
     return different
 
@@ -210,13 +225,14 @@ def _attention(mode: str, kind: str, threads: int, q, k, v, mask) -> np.ndarray:
     return result.transpose(1, 0, 2) if mode == "off" else result
 
 
-def first_of(different: list[int] | None) -> int | None | str:
-    """What the table says: None for exact, ``-`` for a path that does not exist."""
-    return "-" if different is None else (different[0] if different else None)
+def label(different: list[int]) -> str:
+    return f"differs from {different[0]} columns on" if different else "exact"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@click.option(
+    "--json", "path", type=click.Path(path_type=Path), help="Write the figures to this file."
+)
 @click.option("--types", default=",".join(TYPES), show_default=True, help="Types of the weights.")
 @click.option("--no-times", is_flag=True, help="Compare bits only.")
 def main(path: Path | None, types: str, no_times: bool) -> None:
@@ -235,23 +251,26 @@ def main(path: Path | None, types: str, no_times: bool) -> None:
         if not no_times:
             row["us"] = list(times(kind))
         table.append(row)
-        click.echo(
-            f"{kind:8}" + "".join(
-                f" {name}: {'exact' if not row[name]['differs_at'] else 'from %d' % row[name]['differs_at'][0]},"
-                f" experts {'exact' if not row[name]['experts_differ_at'] else 'from %d' % row[name]['experts_differ_at'][0]};"
-                for name in ("plain", "repacked") if name in row
-            )
-        )  # fmt: skip
-    attention = [  # fmt: skip
-        {"mode": mode, "kv": kind, "threads": threads, "of": 40,
-         "differs": attention_differences(mode, kind, threads)}
+        for name in ("plain", "repacked"):
+            if name in row:
+                dense, experts = row[name]["differs_at"], row[name]["experts_differ_at"]
+                click.echo(f"{kind:7} {name:8} {label(dense)}; experts: {label(experts)}")
+    attention = [
+        {
+            "mode": mode,
+            "kv": kind,
+            "threads": threads,
+            "of": 40,
+            "differs": attention_differences(mode, kind, threads),
+        }
         for mode in ("off", "default", "ordered")
         for kind in ("F16", "Q8_0")
         for threads in (1, 2)
         if not (mode == "off" and kind == "Q8_0")
     ]
     for row in attention:
-        click.echo(f"attention {row['mode']:8} {row['kv']:5} {row['threads']} threads: {row['differs']} of {row['of']} rows differ")
+        where = f"attention {row['mode']}, {row['kv']}, {row['threads']} threads"
+        click.echo(f"{where}: {row['differs']} of {row['of']} rows differ")
     document = {
         "cpu": {
             "machine": platform.machine(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
 

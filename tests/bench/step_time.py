@@ -32,8 +32,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from synthetic_model import preset, write
-from tests.bench.llama_tree import FORMS, Context, Model
+from synthetic_model import preset, write  # noqa: E402
+
+from tests.bench.llama_tree import FORMS, Context, Model  # noqa: E402
 
 NODES = [1, 2, 4, 8, 16, 32, 64]
 KEPT = 3
@@ -54,7 +55,9 @@ def path_of(parents: list[int], length: int) -> list[int]:
     return path[::-1][:length]
 
 
-def steps(model: Model, nodes: int, threads: int, stack: contextlib.ExitStack) -> dict[str, Callable]:
+def steps(
+    model: Model, nodes: int, threads: int, stack: contextlib.ExitStack
+) -> dict[str, Callable]:
     """For every way to verify `nodes` nodes, a function that does it once."""
     rng = np.random.default_rng(nodes)
     prefix = rng.integers(300, model.vocab, PREFIX).tolist()
@@ -108,13 +111,19 @@ def measure(path: Path, threads: int, repeats: int, nodes: list[int]) -> list[di
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@click.option(
+    "--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file."
+)
 @click.option("--type", "kinds", multiple=True, default=("Q8_0", "Q4_0"), show_default=True)
 @click.option("--layers", type=int, default=8, show_default=True)
 @click.option("--threads", type=int, default=1, show_default=True)
 @click.option("--repeats", type=int, default=9, show_default=True)
 @click.option("--nodes", default=",".join(map(str, NODES)), show_default=True)
-@click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the models in this folder.")
+@click.option(
+    "--models",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the models in this folder.",
+)
 def main(
     out: Path | None, kinds: tuple[str, ...], layers: int, threads: int, repeats: int, nodes: str,
     models: Path | None,
@@ -134,7 +143,9 @@ def main(
             if not path.exists():
                 write(path, preset("qwen35-0.8b", layers=layers), kind)
             click.echo(f"{kind}, {threads} thread(s), ms a step")
-            document["ms"][kind] = measure(path, threads, repeats, [int(n) for n in nodes.split(",")])
+            document["ms"][kind] = measure(
+                path, threads, repeats, [int(n) for n in nodes.split(",")]
+            )
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=1) + "\n")

@@ -41,6 +41,7 @@ pyspec_engine_params small_params(uint32_t n_seq_max = 2, uint32_t max_nodes = 6
     params.n_seq_max            = n_seq_max;
     params.max_nodes            = max_nodes;
     params.n_threads            = 1;
+    params.n_gpu_layers         = 0;
     params.mtp                  = true;
     return params;
 }

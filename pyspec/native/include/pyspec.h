@@ -153,7 +153,8 @@ void          pyspec_engine_close(pyspec_engine * e);              // NULL is al
 pyspec_status pyspec_engine_info(const pyspec_engine * e, pyspec_info * out);
 void        * pyspec_engine_model(pyspec_engine * e);              // llama_model *
 void        * pyspec_engine_context(pyspec_engine * e);            // llama_context *, the target's
-void          pyspec_engine_abort(pyspec_engine * e, bool abort);  // from any thread: ends the running call
+// From any thread: true ends the running call, and every later one, with ABORTED until false is given.
+void          pyspec_engine_abort(pyspec_engine * e, bool abort);
 void          pyspec_engine_timings(pyspec_engine * e, pyspec_timings * out, bool reset);
 
 // ---- text ----
@@ -170,7 +171,9 @@ const char * pyspec_chat_template(pyspec_engine * e);
 int32_t       pyspec_seq_length(pyspec_engine * e, int32_t seq);   // tokens in the target's memory, or negative status
 pyspec_status pyspec_seq_reset (pyspec_engine * e, int32_t seq);   // forget everything; never fails on a valid seq
 pyspec_status pyspec_seq_copy  (pyspec_engine * e, int32_t src, int32_t dst);
-// State of one sequence (target, MTP cache, pending hidden state). save returns the bytes written, or needed when buf is NULL.
+// State of one sequence (tokens, target, MTP cache, pending hidden state), for an engine on the same model with the
+// same n_seq_max, cache types and mtp. Drops an uncommitted tree, as copy does of src. save returns the bytes
+// written, or needed when buf is NULL.
 int64_t       pyspec_seq_save   (pyspec_engine * e, int32_t seq, void * buf, size_t size);
 pyspec_status pyspec_seq_restore(pyspec_engine * e, int32_t seq, const void * buf, size_t size);
 
@@ -183,8 +186,8 @@ pyspec_status pyspec_prefill(pyspec_engine * e, int32_t seq, const int32_t * tok
 pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_t n_trees);
 // path: node indices from the root (path[0] == 0), each the parent of the next. The sequence grows by n tokens.
 pyspec_status pyspec_commit(pyspec_engine * e, int32_t seq, const int32_t * path, int32_t n);
-// Logits [n_vocab] / post-norm hidden state [n_embd] of a node of the last verified tree; NULL on error.
-// Valid until the next verify/prefill.
+// Logits [n_vocab] / post-norm hidden state [n_embd, only with mtp] of a node of the last verified tree; NULL on
+// error. Logits are valid until the next verify/prefill of any sequence, hidden states until the tree is gone.
 const float * pyspec_logits(pyspec_engine * e, int32_t seq, int32_t node);
 const float * pyspec_hidden(pyspec_engine * e, int32_t seq, int32_t node);
 

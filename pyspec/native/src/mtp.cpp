@@ -17,6 +17,14 @@ namespace {
 // Beyond this many, committed tokens are fed without waiting for the next draft.
 constexpr uint32_t many = 256;
 
+// A drafting pass that reads less than this is done by one thread: with more, it would mostly wait for the others.
+constexpr uint64_t one_thread_bytes = 4 << 20;
+
+// What a pass reads, about: a layer's share of the weights, and the output matrix.
+uint64_t pass_bytes(const Model & model) {
+    return llama_model_size(model.get()) / (model.n_layer + 1) + (uint64_t) model.n_embd * model.n_vocab;
+}
+
 // Rows of the hidden state that the graph of a pass of 2 tokens with 1 output yields; 0: the graph has none.
 int64_t hidden_rows(llama_context * ctx) {
     ggml_cgraph * graph = llama_graph_reserve(ctx, 2, 1, 1);
@@ -31,6 +39,9 @@ Mtp::Mtp(const Model & model, const pyspec_engine_params & params, llama_context
          void * abort_data)
     : n_embd(model.n_embd), n_vocab(model.n_vocab), zeros(model.n_embd, 0.0f) {
     llama_context_params ctx_params = context_params(params, n_ctx, n_threads, n_threads_batch);
+    if (pass_bytes(model) < one_thread_bytes) {
+        ctx_params.n_threads = ctx_params.n_threads_batch = 1;
+    }
     ctx_params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
     ctx_params.ctx_other     = target;
     ctx_params.n_rs_seq      = 0;

@@ -18,6 +18,8 @@ struct dispatch_record {
 extern bool                         keep_log;
 extern std::vector<dispatch_record> log;
 
-int violations();  // since the start of the program
+// since the start of the program
+int violations();
+int graphs();
 
 } // namespace fake_metal

@@ -57,8 +57,10 @@ std::vector<fake_metal::dispatch_record> fake_metal::log;
 bool                                     fake_metal::keep_log = false;
 
 static int n_violations = 0;
+static int n_graphs     = 0;
 
 int fake_metal::violations() { return n_violations; }
+int fake_metal::graphs()     { return n_graphs; }
 
 static const bool trace = getenv("MSL_TRACE") != nullptr;
 
@@ -287,6 +289,7 @@ bool ggml_metal_cpy_tensor_async(ggml_metal_t, ggml_metal_t, const struct ggml_t
 
 enum ggml_status ggml_metal_graph_compute(ggml_metal_t ctx, struct ggml_cgraph * gf) {
     const int before = n_violations;
+    n_graphs++;
     ggml_metal_op_t op = ggml_metal_op_init(ctx->device, nullptr, gf, ctx->device->fusion, 0, gf->n_nodes, true, false, 0);
     for (int i = 0; i < ggml_metal_op_n_nodes(op);) {
         const int n = ggml_metal_op_encode(op, i);

@@ -1,0 +1,112 @@
+"""A token has the same bits as a draft node as it has alone: products, attention, whole models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyspec._libs import use_patched_libraries
+from pyspec.exactness import by_exactness, is_exact
+from tests import synthetic_models
+from tests.bench import batch_invariance as measure
+from tests.bench import ggml_ops
+from tests.bench.llama_tree import Context, Model
+from tests.synthetic_models import Synthetic
+
+synthetic = synthetic_models.synthetic
+
+AVX2 = "CPU : SSE3 = 1 | AVX2 = 1 | FMA = 1 | REPACK = 1 | "
+SYSTEM = use_patched_libraries().llama_print_system_info().decode()
+TYPES = ["F32", *measure.TYPES]
+PRODUCTS = [
+    *(pytest.param(kind, False, id=kind) for kind in TYPES),
+    *(
+        pytest.param(kind, True, id=f"{kind}-repacked")
+        for kind in TYPES
+        if measure.can_repack(kind)
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "repack"), PRODUCTS)
+def test_products(kind: str, repack: bool) -> None:
+    """The table says what this machine does."""
+    different = measure.mul_mat_differences(kind, repack, [2, 3, 4, 5, 8, 9, 16, 33, 64])
+    if is_exact(kind, SYSTEM):
+        assert different == []
+        assert measure.mul_mat_differences(kind, repack, [3, 17], threads=2, seed=1) == []
+        assert measure.mul_mat_id_differences(kind, repack, [2, 9, 32]) == []
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ordered_attention_over_holes(kind: str, threads: int) -> None:
+    assert measure.attention_differences("ordered", kind, threads, trials=15) == 0
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["tiny-qwen35", "tiny-qwen35moe"])
+def test_whole_model(name: str, kind: str, synthetic: Synthetic) -> None:
+    """Logits of all nodes of random trees against plain decoding of their paths, bit for bit."""
+    if not is_exact(kind, SYSTEM):
+        pytest.skip("not exact on this processor")
+    rng = np.random.default_rng(0)
+    with (
+        Model(synthetic(name, kind)) as model,
+        Context(model, nodes=64) as tree,
+        Context(model, nodes=64) as plain,
+    ):
+        text = rng.integers(model.vocab, size=20).tolist()
+        tree.decode(text)
+        plain.decode(text)
+        for nodes in (1, 2, 5, 8, 13, 33, 64):
+            parents = [-1, *(int(rng.integers(max(0, i - 6), i)) for i in range(1, nodes))]
+            tokens = rng.integers(model.vocab, size=nodes).tolist()
+            logits = tree.tree(tokens, parents)
+            path = _deepest_path(parents)
+            tree.accept(path)
+            for node in path:
+                alone = plain.decode([tokens[node]])[0]
+                assert np.array_equal(logits[node], alone), f"logits of node {node} of {nodes}"
+        token = [int(rng.integers(model.vocab))]
+        assert np.array_equal(tree.decode(token), plain.decode(token)), (
+            "logits after the last commit"
+        )
+
+
+def _deepest_path(parents: list[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    node, path = int(np.argmax(depths)), []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "system", "expected"),
+    [
+        ("Q4_K", AVX2, True),
+        ("q6_k", AVX2, True),
+        ("Q2_K", AVX2, False),
+        ("Q8_0", AVX2 + "LLAMAFILE = 1 | ", None),
+        ("Q8_0", AVX2 + "LLAMAFILE = 0 | ", True),
+        ("Q8_0", "CPU : NEON = 1 | ", None),
+        ("Q8_0", "MTL : EMBED_LIBRARY = 1 | " + AVX2, None),
+        ("TQ1_0", AVX2, None),
+    ],
+)
+def test_table(kind: str, system: str, expected: bool | None) -> None:
+    assert is_exact(kind, system) is expected
+
+
+def test_types_of_a_file() -> None:
+    assert by_exactness(["F32", "Q4_K", "Q2_K", "TQ1_0", "Q4_K"], AVX2) == {
+        "exact": ["F32", "Q4_K"], "inexact": ["Q2_K"], "unknown": ["TQ1_0"]
+    }  # fmt: skip
+
+
+def test_ggml_knows_the_features_that_the_bench_reports() -> None:
+    assert all(ggml_ops.cpu_has(name) in (True, False) for name in measure.FEATURES)
