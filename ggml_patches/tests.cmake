@@ -41,7 +41,8 @@ foreach(source ${test_sources})
         LABELS unit TIMEOUT 300 ENVIRONMENT "${sanitizer_options}")
 endforeach()
 
-if(EXISTS "${LLAMA_SRC}/tests/test-backend-ops.cpp")
+# Not with sanitizers: minutes to compile, for operators that the unit tests cover.
+if(EXISTS "${LLAMA_SRC}/tests/test-backend-ops.cpp" AND NOT PYSPEC_SANITIZE)
     pyspec_test_program(test-backend-ops "${LLAMA_SRC}/tests/test-backend-ops.cpp")
     foreach(op ${PYSPEC_OPS})
         add_test(NAME ops-${op} COMMAND test-backend-ops test -b CPU -o ${op})

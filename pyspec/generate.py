@@ -10,6 +10,7 @@ drives several with `begin`, `prefill`, `step` and `end`.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,15 +23,18 @@ from typing import Any, Self
 from pyspec.chat import ChatTemplate
 from pyspec.config import DEFAULT_CTX, DraftConfig, EngineConfig, SamplingConfig
 from pyspec.decoder import Decoder, Emission
+from pyspec.drafter import PlainDecoding
 from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
 from pyspec.model_file import ModelFile, resolve_model
-from pyspec.native import NativeEngine
+from pyspec.native import NativeEngine, NativeInfo
 from pyspec.registry import choose
 from pyspec.sampling import resolve
 from pyspec.sequence import FinishReason, Sequence
 from pyspec.stats import Stats
 from pyspec.text import TextStream, split_incomplete
 from pyspec.verifier import Verifier
+
+_log = logging.getLogger("pyspec")
 
 Prompt = str | bytes | Many[int]
 """Text, bytes (which may end in the middle of a character), or token ids."""
@@ -111,6 +115,11 @@ class Engine:
             )
         else:
             self.native = NativeEngine.attach(share.native, self.config, **native)
+        self.plain_because = _why_plain(self.native.info)
+        if self.plain_because:
+            if not issubclass(drafter, PlainDecoding):
+                _log.warning("%s: %s", self.file.path.name, self.plain_because)
+            drafter = PlainDecoding
         self.drafter = drafter(self.native, self.draft)
         self._decoder = Decoder(self.drafter, Verifier(self.native, max_nodes))
         self._free = list(range(self.config.n_slots))[::-1]
@@ -398,6 +407,16 @@ class Generation(Iterator[str]):
             stats=sequence.stats,
             seed=sequence.seed,
         )
+
+
+def _why_plain(info: NativeInfo) -> str | None:
+    """Why drafts cannot be verified in one pass; recurrent layers need trees and a tape for it."""
+    if info.tree or info.n_layer_recurrent == 0:
+        return None
+    return (
+        f"decoded plainly: llama.cpp verifies no draft trees for the recurrent layers of {info.arch}"
+        " on this backend"
+    )
 
 
 def _config_of(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pyspec._libs import use_patched_libraries
+from pyspec.exactness import by_exactness
 from pyspec.generate import Engine
 from pyspec.registry import offers
 
@@ -20,6 +22,9 @@ class ModelReport:
         parameters: Number of weights.
         context: ``used`` and ``trained``, in tokens.
         layers: Number of layers by kind: ``recurrent``, ``attention``, ``mtp``.
+        exactness: Types of the file's matrices: ``exact`` ones give a draft node the bits of plain
+            decoding here, ``inexact`` ones the same up to rounding, of ``unknown`` ones it was not
+            measured.
         drafts: Drafters that the file can feed.
         missing: For the other drafters, what the file lacks.
         memory: Bytes: ``weights``, ``compute``, and per slot ``attention_cache``, ``state``,
@@ -33,6 +38,7 @@ class ModelReport:
     parameters: int
     context: dict[str, int]
     layers: dict[str, int]
+    exactness: dict[str, list[str]]
     drafts: list[str]
     missing: dict[str, str]
     memory: dict[str, int]
@@ -58,11 +64,18 @@ def report(engine: Engine) -> ModelReport:
             "attention": native.n_layer - native.n_layer_recurrent,
             "mtp": native.n_layer_mtp,
         },
+        exactness=_exactness(engine),
         drafts=[offer.name for offer in found if offer.missing is None],
         missing={offer.name: offer.missing for offer in found if offer.missing is not None},
         memory=_memory(native, slots),
         warnings=_warnings(engine),
     )
+
+
+def _exactness(engine: Engine) -> dict[str, list[str]]:
+    llama_cpp = use_patched_libraries()
+    build = llama_cpp.llama_print_system_info().decode()
+    return dict(by_exactness(engine.file.matrix_types, build))
 
 
 def _memory(native: Any, slots: int) -> dict[str, int]:
@@ -83,9 +96,16 @@ def _memory(native: Any, slots: int) -> dict[str, int]:
 def _warnings(engine: Engine) -> list[str]:
     native = engine.native.info
     warnings = []
-    if not native.tree:
+    if engine.plain_because:
+        warnings.append(engine.plain_because)
+    elif not native.tree:
         warnings.append("drafts are verified as chains: --draft-top-k above 1 has no effect")
-    if engine.drafter.name == "none":
+    if inexact := _exactness(engine)["inexact"]:
+        warnings.append(
+            f"with {', '.join(inexact)} weights, speculative text can leave plain text where two "
+            "tokens are nearly equal"
+        )
+    if not engine.plain_because and engine.drafter.name == "none":
         warnings.append("no drafter fits this file: it is decoded plainly")
     if not engine.native.chat_template:
         warnings.append(

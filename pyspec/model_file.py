@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gguf import GGMLQuantizationType
+
 from pyspec.errors import ModelError
 
 DEMO = "demo"
@@ -43,11 +45,13 @@ class ModelFile:
         path: The file.
         arch: ``general.architecture``.
         metadata: Every scalar and string key; arrays are left out.
+        matrix_types: The ggml types of the tensors of two and more dimensions, as ``Q4_K``.
     """
 
     path: Path
     arch: str
     metadata: dict[str, Any]
+    matrix_types: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> ModelFile:
@@ -62,12 +66,13 @@ class ModelFile:
                 if file.read(4) != b"GGUF":
                     raise ModelError(f"{path} is not a GGUF file")
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                    metadata = _read_metadata(data)
+                    metadata, end = _read_metadata(data)
+                    types = _read_matrix_types(data, end)
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror or error}") from None
         except (struct.error, UnicodeDecodeError, KeyError):
             raise ModelError(f"{path} has a damaged or truncated GGUF header") from None
-        return cls(path, str(metadata.get("general.architecture", "unknown")), metadata)
+        return cls(path, str(metadata.get("general.architecture", "unknown")), metadata, types)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of ``{arch}.{key}``."""
@@ -93,7 +98,7 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
-def _read_metadata(data: mmap.mmap) -> dict[str, Any]:
+def _read_metadata(data: mmap.mmap) -> tuple[dict[str, Any], int]:
     _version, _tensors, count = struct.unpack_from("<IQQ", data, 4)
     at, metadata = 24, {}
     for _ in range(count):
@@ -102,7 +107,27 @@ def _read_metadata(data: mmap.mmap) -> dict[str, Any]:
         value, at = _read_value(data, at + 4, kind)
         if kind != _ARRAY:
             metadata[key.decode()] = value
-    return metadata
+    return metadata, at
+
+
+def _read_matrix_types(data: mmap.mmap, at: int) -> frozenset[str]:
+    (tensors,) = struct.unpack_from("<Q", data, 8)
+    types = set()
+    for _ in range(tensors):
+        _, at = _read_string(data, at)
+        (dimensions,) = struct.unpack_from("<I", data, at)
+        (kind,) = struct.unpack_from("<I", data, at + 4 + 8 * dimensions)
+        at += 4 + 8 * dimensions + 4 + 8
+        if dimensions > 1:
+            types.add(kind)
+    return frozenset(map(_type_name, types))
+
+
+def _type_name(kind: int) -> str:
+    try:
+        return GGMLQuantizationType(kind).name
+    except ValueError:
+        return f"type {kind}"
 
 
 def _read_value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:

@@ -47,11 +47,11 @@ def main(
     and meaningless words, so any text can be put in; what comes out means nothing.
 
     \b
-    A third of the 0.8B, 0.4 GB, in ten seconds:
+    A third of the 0.8B, 0.5 GB, in ten seconds:
       python scripts/make_synthetic.py qwen35-0.8b model.gguf --layers 8
     For a quick test:
       python scripts/make_synthetic.py tiny-qwen35moe tiny.gguf --type Q4_0
-      pyspec generate tiny.gguf "abc" --temperature 0
+      pyspec generate tiny.gguf -p abc --temp 0
     """
     shape = preset(name, layers, vocab)
     sizes = [tensor.shape for tensor in tensors(shape)]

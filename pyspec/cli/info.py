@@ -39,6 +39,9 @@ def _show(found: ModelReport) -> None:
     table.add_row("architecture", f"{found.arch} ({found.description})")
     table.add_row("parameters", f"{found.parameters:,}")
     table.add_row("layers", layers)
+    for label, types in found.exactness.items():
+        if types:
+            table.add_row(f"{label} types", ", ".join(types))
     table.add_row("context", f"{found.context['used']} of {found.context['trained']} trained")
     table.add_row("drafters", ", ".join(found.drafts))
     for name, lacking in found.missing.items():

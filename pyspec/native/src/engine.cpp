@@ -351,9 +351,15 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees) {
 
     Stopwatch watch(timings.verify);
     llama_batch_ext_clear(batch.get());
+    int32_t width = 0;
+    for (const Entry & entry : entries) {
+        width = std::max(width, entry.tree.size());
+    }
     for (Entry & entry : entries) {
         Sequence & s = sequences[entry.seq];
-        s.tree_index = rollback.add(batch.get(), entry.tree, entry.seq, s.length());
+        // A context that is nearly full has no room for more than the tree.
+        const bool room = s.length() + width <= (int32_t) n_ctx;
+        s.tree_index = rollback.add(batch.get(), entry.tree, entry.seq, s.length(), room ? width : 0);
     }
     try {
         process();

@@ -3,6 +3,8 @@
 #include "error.h"
 #include "log.h"
 
+#include <algorithm>
+
 namespace pyspec {
 
 void Rollback::bind(llama_context * target_ctx, uint32_t n_seq_max) {
@@ -31,16 +33,18 @@ void Rollback::check(const Tree & tree, int32_t seq) const {
          chains() ? "chains" : "the root", why_not.c_str());
 }
 
-int32_t Rollback::add(llama_batch_ext * batch, const Tree & tree, int32_t seq, int32_t length) const {
-    std::vector<llama_pos> position(tree.size());
-    int32_t first = -1;
-    for (int32_t i = 0; i < tree.size(); ++i) {
-        const int32_t parent = tree.parents[i];
-        const int32_t index  = llama_batch_ext_add_token(batch, seq, tree.tokens[i]);
+int32_t Rollback::add(llama_batch_ext * batch, const Tree & tree, int32_t seq, int32_t length, int32_t width) const {
+    const int32_t          n = trees() ? std::max(width, tree.size()) : tree.size();
+    std::vector<llama_pos> position(n);
+    int32_t                first = -1;
+    for (int32_t i = 0; i < n; ++i) {
+        const bool    filler = i >= tree.size(); // one more child of the root, never looked at
+        const int32_t parent = filler ? 0 : tree.parents[i];
+        const int32_t index  = llama_batch_ext_add_token(batch, seq, tree.tokens[filler ? 0 : i]);
         position[i]          = parent < 0 ? length : position[parent] + 1;
         first                = i == 0 ? index : first;
         if (index < 0 || !llama_batch_ext_set_pos(batch, index, &position[i]) ||
-            !llama_batch_ext_set_output_logits(batch, index, true) ||
+            !llama_batch_ext_set_output_logits(batch, index, !filler) ||
             (trees() && !llama_batch_ext_set_parent(batch, index, parent < 0 ? -1 : first + parent))) {
             fail(PYSPEC_ERR_COMPUTE, "node %d of sequence %d does not fit the batch", i, seq);
         }

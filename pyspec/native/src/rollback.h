@@ -29,8 +29,9 @@ public:
     // Refuses, with PYSPEC_ERR_TREE, what cannot be verified here.
     void check(const Tree & tree, int32_t seq) const;
 
-    // Appends the nodes to a batch, all with outputs; node i becomes batch index (result + i).
-    int32_t add(llama_batch_ext * batch, const Tree & tree, int32_t seq, int32_t length) const;
+    // Appends the nodes to a batch, all with outputs; node i becomes batch index (result + i). Where trees are
+    // verified, leaves without outputs fill it up to `width` nodes: trees of one size share a pass.
+    int32_t add(llama_batch_ext * batch, const Tree & tree, int32_t seq, int32_t length, int32_t width) const;
 
     // The memory holds `length` committed tokens and the tree's nodes. Keeps the path; false: the memory could
     // not follow and must be rebuilt.
