@@ -51,7 +51,7 @@ def set_library_path() -> None:
     ours = library_dir()
     loaded = sys.modules.get("llama_cpp.llama_cpp")
     if loaded is not None:
-        _check(loaded, ours, "llama_cpp was imported before pyspec: import pyspec first")
+        _check(loaded, ours)
     elif (theirs := os.environ.get(VARIABLE)) and Path(theirs).resolve() != ours:
         raise LibraryError(
             f"{VARIABLE} is {theirs}, but pyspec needs its own {ours}: unset {VARIABLE}"
@@ -64,15 +64,19 @@ def use_patched_libraries() -> ModuleType:
     set_library_path()
     import llama_cpp
 
-    other = "another copy of ggml is loaded: import pyspec before the package that brings it"
-    _check(sys.modules["llama_cpp.llama_cpp"], library_dir(), other)
+    _check(sys.modules["llama_cpp.llama_cpp"], library_dir())
     return llama_cpp
 
 
-def _check(bindings: ModuleType, ours: Path, advice: str) -> None:
+def _check(bindings: ModuleType, ours: Path) -> None:
     for name, symbol in PROBES.items():
         found = _origin(bindings._lib, symbol)
         if found is None or found.parent != ours:
+            advice = (
+                "llama_cpp was imported before pyspec: import pyspec first"
+                if name == "libllama"
+                else "another copy of ggml is loaded: import pyspec before the package that brings it"
+            )
             raise LibraryError(
                 f"{name} was loaded from {found or 'an unknown place'}, not from {ours}; {advice}"
             )

@@ -36,9 +36,11 @@ def test_result_adds_up(mtp: Engine) -> None:
     assert list(result.as_dict()) == ["tokens", "text", "finish_reason", "stats"]
 
 
-def test_plain_decoding_needs_no_rollback(plain: Engine) -> None:
+def test_plain_decoding_carries_no_cost_of_trees(plain: Engine, mtp: Engine) -> None:
     stats = plain.complete("def ", max_tokens=8, temperature=0).stats
-    assert (stats.drafted, stats.tokens_per_step, stats.rollback_bytes) == (0, 1.0, 0)
+    assert (stats.drafted, stats.tokens_per_step) == (0, 1.0)
+    assert stats.rollback_bytes <= mtp.native.info.bytes_rollback / 2
+    assert plain.native.info.bytes_mtp == 0
 
 
 @pytest.mark.parametrize(
