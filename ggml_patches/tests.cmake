@@ -38,7 +38,7 @@ foreach(source ${test_sources})
     # They run in the repository, so that a test names a model as tests/... or pyspec/...
     add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${REPO}")
     set_tests_properties(${name} PROPERTIES
-        LABELS unit TIMEOUT 300 ENVIRONMENT "${sanitizer_options}")
+        LABELS unit TIMEOUT 900 ENVIRONMENT "${sanitizer_options}")
 endforeach()
 
 # Not with sanitizers: minutes to compile, for operators that the unit tests cover.
@@ -47,6 +47,6 @@ if(EXISTS "${LLAMA_SRC}/tests/test-backend-ops.cpp" AND NOT PYSPEC_SANITIZE)
     foreach(op ${PYSPEC_OPS})
         add_test(NAME ops-${op} COMMAND test-backend-ops test -b CPU -o ${op})
         set_tests_properties(ops-${op} PROPERTIES
-            LABELS backend-ops TIMEOUT 600 ENVIRONMENT "${sanitizer_options}")
+            LABELS backend-ops TIMEOUT 900 ENVIRONMENT "${sanitizer_options}")
     endforeach()
 endif()

@@ -110,7 +110,8 @@ def _summarise(result: GenerationResult) -> None:
             f"[dim]{stats.draft}: {stats.generated} tokens at {stats.decode_tps:.1f}/s, "
             f"{stats.tokens_per_step:.2f} a step, {stats.acceptance_rate:.0%} of drafts accepted; "
             f"prompt {stats.prompt_tokens} tokens at {stats.prompt_tps:.0f}/s; "
-            f"seed {result.seed}[/dim]"
+            f"seed {result.seed}[/dim]",
+            soft_wrap=True,
         )
 
 

@@ -77,7 +77,8 @@ class Clock:
 
     @property
     def progress(self) -> float:
-        return self.used / (self.used + max(1e-9, self.deadline - time.time()))
+        left = self.deadline - time.time()
+        return self.used / (self.used + left) if left > 0 else 1.0
 
 
 def kind_of(name: str, weight: Tensor) -> str:

@@ -17,6 +17,10 @@ namespace {
 // Beyond this many, committed tokens are fed without waiting for the next draft.
 constexpr uint32_t many = 256;
 
+// Up to this many tokens a pass, attention on a context that takes trees rounds the same however they are batched
+// (ggml_flash_attn_ext_set_ordered): the drafts do not depend on when the block was fed.
+constexpr uint32_t exact_ubatch = GGML_TREE_MAX_NODES;
+
 // A drafting pass that reads less than this is done by one thread: with more, it would mostly wait for the others.
 constexpr uint64_t one_thread_bytes = 4 << 20;
 
@@ -45,6 +49,7 @@ Mtp::Mtp(const Model & model, const pyspec_engine_params & params, llama_context
     ctx_params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
     ctx_params.ctx_other     = target;
     ctx_params.n_rs_seq      = 0;
+    ctx_params.n_ubatch      = exact_ubatch;
     ctx_params.n_outputs_max = params.n_seq_max;
     ctx_params.kv_unified    = true; // sequences with unequal numbers of tokens share a pass
 
@@ -54,6 +59,7 @@ Mtp::Mtp(const Model & model, const pyspec_engine_params & params, llama_context
         fail(PYSPEC_ERR_DRAFT, "cannot open the MTP block of %s: %s", model.name.c_str(),
              log.cause("llama.cpp gives no reason").c_str());
     }
+    llama_tree_init(ctx, exact_ubatch, GGML_GDN_TREE_ROW); // a context that takes none still drafts
     try {
         llama_set_embeddings_nextn(ctx, true, /*masked*/ false);
         const int64_t rows = hidden_rows(ctx);
