@@ -32,6 +32,7 @@ def main() -> None:
 
     import llama_cpp
 
+    sha256 = digest(options.model)
     # With flash attention, llama.cpp's default, and without it. Without, pyspec computes the same bits;
     # with it, pyspec sums in an order of its own, which does not depend on the rest of a batch.
     llamas = {
@@ -53,8 +54,10 @@ def main() -> None:
             }
         )
         print(f"{len(vectors)}/{len(PROMPTS)}", end="\r", file=sys.stderr)
+    if digest(options.model) != sha256:
+        sys.exit(f"{options.model} has changed meanwhile: run this again")
     document = {
-        "model_sha256": hashlib.sha256(options.model.read_bytes()).hexdigest(),
+        "model_sha256": sha256,
         "llama_cpp_python": llama_cpp.__version__,
         "vectors": vectors,
     }
@@ -62,6 +65,11 @@ def main() -> None:
     options.out.write_text(
         json.dumps(document, separators=(",", ":")).replace('{"p', '\n{"p') + "\n"
     )
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def tokenize(llama, prompt: bytes, single: dict[bytes, int]) -> list[int]:
