@@ -239,6 +239,8 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
         [*COMMAND, "generate", "demo", "-p", "import", *options, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # a shell that runs the tests in the background has them ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None
     assert os.read(process.stdout.fileno(), 1)

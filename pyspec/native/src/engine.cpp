@@ -123,6 +123,7 @@ Engine::Engine(std::shared_ptr<Model> the_model, const pyspec_engine_params & pa
     open_target(params);
     batch.reset(llama_batch_ext_init(target.get()));
     if (params.mtp) {
+        LogScope log; // switching outputs on is logged
         mtp = std::make_unique<Mtp>(
             *model, params, target.get(), n_ctx, n_threads, n_threads_batch, threads,
             [](void * flag) { return ((std::atomic<bool> *) flag)->load(std::memory_order_relaxed); }, &aborting);
