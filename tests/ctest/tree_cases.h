@@ -139,7 +139,8 @@ static inline Floats floats_of(const ggml_tensor * t) {
 // `build` makes the graph and returns its output, `read` looks at the results
 static inline void compute(size_t n_floats, int n_threads, const std::function<ggml_tensor *(ggml_context *)> & build,
                            const std::function<void(ggml_tensor *)> & read) {
-    std::vector<uint8_t> mem(n_floats*sizeof(float) + (8u << 20));
+    static std::vector<uint8_t> mem;  // kept: to map and clear it for each case takes longer than the case
+    mem.resize(std::max(mem.size(), n_floats*sizeof(float) + (8u << 20)));
     ggml_context * ctx = ggml_init({ mem.size(), mem.data(), false });
     ggml_tensor  * out = build(ctx);
     ggml_cgraph  * gf  = ggml_new_graph(ctx);
