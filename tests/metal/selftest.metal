@@ -65,6 +65,12 @@ kernel void count_atomically(device atomic_int * n) {
     atomic_fetch_add_explicit(n, 2, memory_order_relaxed);
 }
 
+// a GPU does not trap on a division by zero
+kernel void divide_by_zero(device const int * in, device int * out, uint i[[thread_index_in_threadgroup]]) {
+    const int quotient = 7%in[i] + 7/in[i + 32];
+    out[i] = in[i] == 0 || in[i + 32] == 0 ? 1 : quotient;
+}
+
 // ---------------------------------------------------------------- neighbours exchange values through memory
 
 kernel void exchange_threadgroup(

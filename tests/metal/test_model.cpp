@@ -65,7 +65,7 @@ struct Engine {
                 fail("the batch is refused");
             }
         }
-        const int rc = llama_process(ctx, batch);
+        const int rc = llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
         if (rc != 0) {
             fail("llama_process returned " + std::to_string(rc));
         }

@@ -98,6 +98,12 @@ static void test_atomics() {
     check(run({ "count_atomically", 64, { 3, 1, 1 } }, { whole(n) }) == "" && n[0] == 384, "atomics add up and are no race");
 }
 
+static void test_division_by_zero() {
+    std::vector<int> in(64, 3), out(32, 99);
+    in[0] = in[33] = 0;
+    check(run({ "divide_by_zero" }, { whole(in), whole(out) }) == "" && out[0] == 1 && out[1] == 1 && out[2] == 3, "a division by zero does not trap");
+}
+
 static void test_correct_exchanges() {
     for (order o : schedules) {
         std::vector<float> out(128, NAN);
@@ -166,6 +172,7 @@ int main() {
     test_matrices();
     test_positions();
     test_atomics();
+    test_division_by_zero();
     test_correct_exchanges();
     test_violations();
     test_counters();

@@ -5,7 +5,9 @@
 //   - a replayed state has the same bits as one that the next call folds in, and cells of other sequences stay
 //   - nodes that read what an op updated in place run after it
 //
-// test_tree_ops [conv] [quick] [gdn] [order] [big]      default: conv gdn order; quick: a part of gdn
+// test_tree_ops [conv] [quick] [gdn] [order] [big] [counters]      default: conv gdn order
+//
+// quick: a part of gdn; counters: with the memory checker, a table of what a step of a model's layer moves
 
 #include "../ctest/tree_cases.h"
 
@@ -371,6 +373,48 @@ static void test_order(Rng & rng) {
     }
 }
 
+// ---------------------------------------------------------------- memory traffic
+
+// The whole delta rule of a layer: a path of as many nodes as the tree is deep is folded in, then N nodes are verified.
+static void print_counters(const char * model, const GdnShape & shape, Rng & rng) {
+    constexpr int STATE = 6;  // buffer of the state in kernel_gated_delta_net_tree_f32
+    const double MiB = 1024*1024, state_bytes = shape.state()*4.0;
+    for (int N : { 1, 8, 16, 32, 64 }) {
+        GdnShape sh = shape;
+        sh.n_max = N;
+        GdnCache cache { random_floats(rng, sh.state(), -0.3f, 0.3f), random_floats(rng, sh.tape(), 0, 0.3f) };
+        const Parents parents = make_tree("deep", N, rng);
+        const auto path = path_to(parents, N - 1);
+        fake_metal::log.clear();
+        fake_metal::keep_log = true;
+        gdn_tree(metal, sh, cache, { { 0, path, parents } }, random_input(sh, N, rng));
+        fake_metal::keep_log = false;
+
+        double state = 0, unique = 0, asked = 0;
+        msl::counters n;
+        for (auto & d : fake_metal::log) {
+            for (auto & t : d.traffic) {
+                unique += t.unique_read + t.unique_written;
+                asked  += t.read + t.written;
+                if (t.buffer == STATE && d.kernel != "kernel_gated_delta_net_tree_tape_f32") {
+                    state += t.read + t.written;
+                }
+            }
+            if (d.kernel != "kernel_gated_delta_net_tree_tape_f32") {
+                n = d.counters;
+            }
+        }
+        // at least: the state once in and out; q, k, v, g, beta, outputs and tape of N nodes; the tape of the path
+        const double node = 4.0*(2*sh.H_k*sh.dk + 2*sh.H_v*sh.dk + 2*sh.H_v), tape = sh.tape()*4.0/N;
+        const double least = 2*state_bytes + N*(node + tape) + path.size()*tape;
+        printf("| %s | %d | %.2f | %.3f | %.2f | %.2f | %.3f | %.1f | %.0f | %.0f | %.0f |\n", model, N, state/MiB, state/(2*state_bytes),
+            least/MiB, unique/MiB, unique/least, asked/MiB, (double) n.threadgroup_barriers/n.threadgroups,
+            (double) n.simdgroup_barriers/n.threadgroups, (double) n.simdgroup_operations/n.threadgroups);
+        check(fake_metal::log.size() == 2 && state >= 2*state_bytes && state <= 1.1*2*state_bytes,
+            std::string(model) + ": the state is read once and written once (with the memory checker)");
+    }
+}
+
 // ---------------------------------------------------------------- main
 
 int main(int argc, char ** argv) {
@@ -398,12 +442,12 @@ int main(int argc, char ** argv) {
                 test_gdn(kind, random_int(rng, 6, 12), 3, { 32, 2, 4, 16, 4, kda }, rng);
             }
             test_gdn("binary", 63, 1, { 32, 1, 1, 64, 1, kda }, rng);  // the most kept states
+            test_gdn("random", 64, 1, { 32, 1, 1, 64, 1, kda }, rng);
             test_gdn("random", 11, 2, { 64, 1, 3, 16, 3, kda }, rng);
         }
     }
     if (parts.count("gdn")) {
         for (bool kda : { false, true }) {
-            test_gdn("random", 64, 1, { 32, 1, 1, 64, 1, kda }, rng);
             test_gdn("chain",  64, 1, { 32, 1, 1, 64, 1, kda }, rng);
             test_gdn("star",   33, 1, { 32, 1, 1, 64, 1, kda }, rng);
             test_gdn("random",  1, 2, { 64, 1, 1,  4, 2, kda }, rng);
@@ -421,6 +465,12 @@ int main(int argc, char ** argv) {
     }
     if (parts.count("order")) {
         test_order(rng);
+    }
+    if (parts.count("counters")) {
+        printf("| model | nodes | state, MiB | of a read and a write | least in all, MiB | touched, MiB | of the least | loads and stores, MiB "
+               "| threadgroup barriers | simdgroup barriers | simd operations |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
+        print_counters("35B-A3B", { 128, 16, 32, 0, 1, false }, rng);
+        print_counters("27B",     { 128, 16, 48, 0, 1, false }, rng);
     }
     check(fake_metal::violations() == 0, "no violations");
     ggml_backend_free(metal);

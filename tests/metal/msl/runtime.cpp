@@ -1,16 +1,14 @@
 #include "runtime.h"
 
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
 
 namespace msl {
 
@@ -126,6 +124,37 @@ static void run_kernel() {
 }
 
 #if defined(__x86_64__)
+
+// A GPU does not trap on an integer division by zero, it gives some value: kernels compute, and do not use, such ones.
+// Steps over the div or idiv and leaves 0.
+static void skip_division(int, siginfo_t *, void * context) {
+    greg_t * registers = ((ucontext_t *) context)->uc_mcontext.gregs;
+    const uint8_t * code = (const uint8_t *) registers[REG_RIP], * start = code;
+    while ((*code & 0xf0) == 0x40 || *code == 0x66) {  // prefixes
+        code++;
+    }
+    const uint8_t modrm = code[1], mod = modrm >> 6, rm = modrm & 7;
+    if (!running.inside || *code != 0xf7 || (modrm >> 3 & 6) != 6) {
+        signal(SIGFPE, SIG_DFL);  // no division of a kernel: the program ends
+        return;
+    }
+    code += 2;
+    if (mod != 3 && rm == 4) {
+        code += (*code & 7) == 5 && mod == 0 ? 5 : 1;  // with an index register
+    }
+    code += mod == 1 ? 1 : mod == 2 || (mod == 0 && rm == 5) ? 4 : 0;
+    registers[REG_RIP] += code - start;
+    registers[REG_RAX] = registers[REG_RDX] = 0;
+}
+
+static struct install_skip_division {
+    install_skip_division() {
+        struct sigaction action {};
+        action.sa_sigaction = skip_division;
+        action.sa_flags     = SA_SIGINFO;
+        sigaction(SIGFPE, &action, nullptr);
+    }
+} install_skip_division_;
 
 static void * scheduler_sp;
 
