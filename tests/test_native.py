@@ -98,6 +98,15 @@ def prompt(engine: NativeEngine) -> list[int]:
     return engine.tokenize(CODE)[:60]
 
 
+def mtp_chain(
+    engine: NativeEngine, slots: list[int], roots: list[int], depth: int, top_k: int = 1
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens and log-probabilities [n, depth, top_k] of a chain for every slot."""
+    drafts = engine.mtp_draft(slots, roots, depth, top_k)
+    assert (drafts.levels == depth).all()
+    return drafts.tokens[:, :, 0], drafts.log_probs[:, :, 0]
+
+
 def chain(slot: int, tokens: list[int]) -> tuple[int, list[int], list[int]]:
     """A chain as `verify` takes it."""
     return slot, tokens, list(range(-1, len(tokens) - 1))
@@ -281,7 +290,7 @@ def test_uncommitted_tree_leaves_no_trace(
     if then == "prefill":
         clean.prefill(0, prompt[-2:-1])
     elif then == "draft":
-        clean.mtp_draft([0], [prompt[-1]], 2)
+        mtp_chain(clean, [0], [prompt[-1]], 2)
     elif then == "save":
         clean.restore(1, clean.save(0))
         slot = 1
@@ -398,7 +407,7 @@ def test_commit_of_any_path_equals_plain_decoding_of_it(
         for step in path:
             step_plain(wide, 1, tokens[step])
         assert wide.length(0) == wide.length(1) == len(prompt) - 1 + len(path)
-        drafts = [wide.mtp_draft([slot], [prompt[0]], 3, 2) for slot in range(2)]
+        drafts = [mtp_chain(wide, [slot], [prompt[0]], 3, 2) for slot in range(2)]
         assert_close(drafts[0][1], drafts[1][1], 0.01, f"draft log_probs after node {node}")
         for token in prompt[:3]:  # the first reads the committed state, the others what follows
             actual, expected = (step_plain(wide, slot, token) for slot in range(2))
@@ -438,7 +447,7 @@ def test_tree_speculation_emits_what_plain_decoding_emits(
         wide.prefill(0, prompt[:-1])
         sampler, root, out = wide.sampler(config), prompt[-1], []
         while len(out) < 150:
-            tokens, log_probs = wide.mtp_draft([0], [root], 4, 12)
+            tokens, log_probs = mtp_chain(wide, [0], [root], 4, 12)
             tree = DraftTree.from_siblings(root, tokens[0], log_probs[0], nodes)
             wide.verify([(0, tree.tokens, tree.parents)])
             path, bonus = wide.accept(sampler, 0, 150 - len(out), False)
@@ -471,8 +480,8 @@ def test_state_moves_to_another_sequence(
             other.restore(1, state)
         assert other.length(1) == clean.length(0) == len(prompt) - 1 + take
         root = plain.tokens[take - 1]
-        expected = clean.mtp_draft([0], [root], 3, 2)
-        actual = other.mtp_draft([1], [root], 3, 2)
+        expected = mtp_chain(clean, [0], [root], 3, 2)
+        actual = mtp_chain(other, [1], [root], 3, 2)
         np.testing.assert_array_equal(actual[0], expected[0], "draft tokens")
         np.testing.assert_allclose(actual[1], expected[1], atol=1e-5, err_msg="draft log_probs")
         for i in range(take, 12):
@@ -613,8 +622,8 @@ def test_abort_between_calls_ends_the_next(clean: NativeEngine, prompt: list[int
     clean.prefill(0, prompt)
     clean.abort()
     with pytest.raises(AbortedError):
-        clean.mtp_draft([0], [1], 1)
-    clean.mtp_draft([0], [1], 1)
+        mtp_chain(clean, [0], [1], 1)
+    mtp_chain(clean, [0], [1], 1)
 
 
 # ---- sampling ---------------------------------------------------------------------------------------
@@ -828,7 +837,7 @@ def test_speculation_emits_what_plain_decoding_emits(
         clean.prefill(0, prompt[:-1])
         sampler, root, out = clean.sampler(config), prompt[-1], []
         while len(out) < 150:
-            drafts = clean.mtp_draft([0], [root], depth)[0][0, :, 0].tolist() if depth else []
+            drafts = mtp_chain(clean, [0], [root], depth)[0][0, :, 0].tolist() if depth else []
             tokens = [root, *drafts]
             clean.verify([chain(0, tokens)])
             nodes, bonus = clean.accept(sampler, 0, 150 - len(out), False)
@@ -847,7 +856,7 @@ def test_mtp_agrees_with_the_target(clean: NativeEngine, prompt: list[int]) -> N
     clean.prefill(0, prompt[:-1])
     roots, hits = [prompt[-1], *plain.tokens], 0
     for root, token in pairwise(roots):
-        hits += int(clean.mtp_draft([0], [root], 1)[0][0, 0, 0]) == token
+        hits += int(mtp_chain(clean, [0], [root], 1)[0][0, 0, 0]) == token
         step_plain(clean, 0, root)
     assert hits / 200 > 0.4
 
@@ -860,11 +869,11 @@ def test_mtp_after_rollback_equals_a_fresh_prefill(clean: NativeEngine, prompt: 
     for at in walk_with_drafts(clean, 0, tokens, len(prompt) - 1, chance):
         for i in range(clean.length(1), at):
             step_plain(clean, 1, tokens[i])
-        plainly = clean.mtp_draft([1], [tokens[at]], 4, 3)
+        plainly = mtp_chain(clean, [1], [tokens[at]], 4, 3)
         clean.reset(2)
         clean.prefill(2, tokens[:at])
-        freshly = clean.mtp_draft([2], [tokens[at]], 4, 3)
-        actual = clean.mtp_draft([0], [tokens[at]], 4, 3)
+        freshly = mtp_chain(clean, [2], [tokens[at]], 4, 3)
+        actual = mtp_chain(clean, [0], [tokens[at]], 4, 3)
         np.testing.assert_array_equal(actual[0][:, :, 0], plainly[0][:, :, 0], "draft tokens")
         assert_close(actual[1], plainly[1], 2e-3, f"log_probs at {at}, plain")
         # A pass of many columns computes in another order than passes of few.
@@ -884,7 +893,7 @@ def walk_with_drafts(
     while at + 9 < len(tokens):
         right, wrong = chance.randint(0, 3), chance.randint(0, 4)
         if chance.random() < 0.6:
-            engine.mtp_draft([slot], [tokens[at]], chance.randint(1, 5))
+            mtp_chain(engine, [slot], [tokens[at]], chance.randint(1, 5))
         drafts = tokens[at + 1 : at + 1 + right] + [chance.randrange(500) for _ in range(wrong)]
         engine.verify([chain(slot, [tokens[at], *drafts])])
         engine.commit(slot, range(right + 1))
@@ -899,9 +908,9 @@ def test_mtp_drafts_for_several_sequences_as_for_each(
     for slot, part in enumerate(parts):
         clean.prefill(slot, part[:-1])
     roots = [part[-1] for part in parts]
-    alone = [clean.mtp_draft([slot], [roots[slot]], 5, 4) for slot in range(3)]
+    alone = [mtp_chain(clean, [slot], [roots[slot]], 5, 4) for slot in range(3)]
     for order in ([0, 1, 2], [2, 0], [1]):
-        tokens, log_probs = clean.mtp_draft(order, [roots[slot] for slot in order], 5, 4)
+        tokens, log_probs = mtp_chain(clean, order, [roots[slot] for slot in order], 5, 4)
         assert tokens.shape == log_probs.shape == (len(order), 5, 4)
         for row, slot in enumerate(order):
             assert_close(log_probs[row], alone[slot][1][0], 2e-3, f"log_probs of {slot}")
@@ -911,12 +920,12 @@ def test_mtp_drafts_for_several_sequences_as_for_each(
 def test_mtp_log_probs_are_of_a_softmax_in_order(clean: NativeEngine, prompt: list[int]) -> None:
     clean.prefill(0, prompt[:-1])
     vocabulary = clean.info.n_vocab
-    tokens, log_probs = clean.mtp_draft([0], [prompt[-1]], 2, vocabulary)
+    tokens, log_probs = mtp_chain(clean, [0], [prompt[-1]], 2, vocabulary)
     for level in range(2):
         assert sorted(tokens[0, level].tolist()) == list(range(vocabulary))
         assert np.all(np.diff(log_probs[0, level]) <= 0)
         assert np.exp(log_probs[0, level].astype(np.float64)).sum() == pytest.approx(1, abs=1e-4)
-    few, few_probs = clean.mtp_draft([0], [prompt[-1]], 2, 3)
+    few, few_probs = mtp_chain(clean, [0], [prompt[-1]], 2, 3)
     np.testing.assert_array_equal(few, tokens[:, :, :3])
     np.testing.assert_allclose(few_probs, log_probs[:, :, :3], atol=1e-5)
 
@@ -928,8 +937,8 @@ def test_mtp_catches_up_after_long_plain_decoding(model_path: Path, prompt: list
             for slot in range(2):
                 engine.verify([chain(slot, tokens[at : at + 60])])
                 engine.commit(slot, range(60))
-            engine.mtp_draft([1], [tokens[at + 60]], 1)  # this one keeps up
-        first, second = (engine.mtp_draft([slot], [tokens[480]], 3, 2) for slot in range(2))
+            mtp_chain(engine, [1], [tokens[at + 60]], 1)  # this one keeps up
+        first, second = (mtp_chain(engine, [slot], [tokens[480]], 3, 2) for slot in range(2))
         np.testing.assert_array_equal(first[0][:, :, 0], second[0][:, :, 0])
         assert_close(first[1], second[1], 0.1, "log_probs")
 
@@ -937,9 +946,9 @@ def test_mtp_catches_up_after_long_plain_decoding(model_path: Path, prompt: list
 def test_mtp_stops_at_the_end_of_the_context(model_path: Path, prompt: list[int]) -> None:
     with open_native(model_path, n_ctx=32) as engine:
         engine.prefill(0, prompt[:28])
-        engine.mtp_draft([0], [1], 4)
+        mtp_chain(engine, [0], [1], 4)
         with pytest.raises(ContextError, match="holds 28 tokens; 5 more exceed its context of 32"):
-            engine.mtp_draft([0], [1], 5)
+            mtp_chain(engine, [0], [1], 5)
 
 
 # ---- limits and errors ------------------------------------------------------------------------------
@@ -998,7 +1007,7 @@ def test_bad_tree_is_refused(
         lambda e, s: e.commit(s, [0]),
         lambda e, s: e.logits(s, 0),
         lambda e, s: e.hidden(s, 0),
-        lambda e, s: e.mtp_draft([s], [1], 1),
+        lambda e, s: mtp_chain(e, [s], [1], 1),
         lambda e, s: e.accept(e.sampler(GREEDY), s, 1),
         lambda e, s: e.sample(e.sampler(GREEDY), s, 0),
     ],
@@ -1026,14 +1035,14 @@ def test_slot_that_does_not_exist(
         (lambda e: e.accept(e.sampler(GREEDY), 0, 1), StateError, "has no uncommitted tree"),
         (lambda e: e.prefill(0, [1, -1]), ArgumentError, "token -1 at index 1"),
         (lambda e: e.prefill(0, [10**6]), ArgumentError, "token 1000000 at index 0"),
-        (lambda e: e.mtp_draft([], [], 1), ArgumentError, "draft for 0 sequences"),
-        (lambda e: e.mtp_draft([0, 0], [1, 1], 1), ArgumentError, "named twice"),
-        (lambda e: e.mtp_draft([0], [1, 2], 1), ArgumentError, "1 slots has 2 roots"),
-        (lambda e: e.mtp_draft([0], [-1], 1), ArgumentError, "root of the draft is token -1"),
-        (lambda e: e.mtp_draft([0], [1], 0), ArgumentError, "depth is 0"),
-        (lambda e: e.mtp_draft([0], [1], 65), ArgumentError, "depth is 65"),
-        (lambda e: e.mtp_draft([0], [1], 1, 0), ArgumentError, "top_k is 0"),
-        (lambda e: e.mtp_draft([0], [1], 1, 10**6), ArgumentError, "top_k is 1000000"),
+        (lambda e: mtp_chain(e, [], [], 1), ArgumentError, "draft for 0 sequences"),
+        (lambda e: mtp_chain(e, [0, 0], [1, 1], 1), ArgumentError, "named twice"),
+        (lambda e: mtp_chain(e, [0], [1, 2], 1), ArgumentError, "1 slots has 2 roots"),
+        (lambda e: mtp_chain(e, [0], [-1], 1), ArgumentError, "root of the draft is token -1"),
+        (lambda e: mtp_chain(e, [0], [1], 0), ArgumentError, "depth is 0"),
+        (lambda e: mtp_chain(e, [0], [1], 65), ArgumentError, "depth is 65"),
+        (lambda e: mtp_chain(e, [0], [1], 1, 0), ArgumentError, "top_k is 0"),
+        (lambda e: mtp_chain(e, [0], [1], 1, 10**6), ArgumentError, "top_k is 1000000"),
         (lambda e: e.token_to_piece(-1), ArgumentError, "token_to_piece is token -1"),
         (lambda e: e.sampler(GREEDY).accept_prompt([-1]), ArgumentError, "prompt of the sampler"),
     ],
@@ -1208,7 +1217,7 @@ def test_file_without_mtp_block(model_path: Path, tmp_path: Path, prompt: list[i
         engine.prefill(0, prompt)
         engine.verify([chain(0, [1, 2])])
         with pytest.raises(DraftError, match="opened without mtp"):
-            engine.mtp_draft([0], [1], 1)
+            mtp_chain(engine, [0], [1], 1)
         with pytest.raises(StateError, match="hidden states are kept only"):
             engine.hidden(0, 0)
 
@@ -1402,7 +1411,7 @@ def test_timings_add_up(clean: NativeEngine, prompt: list[int]) -> None:
     clean.timings(reset=True)
     began = time.perf_counter()
     clean.prefill(0, prompt)
-    clean.mtp_draft([0], [1], 3)
+    mtp_chain(clean, [0], [1], 3)
     clean.verify([chain(0, [1, 2, 3])])
     clean.accept(clean.sampler(RANDOM), 0, 1)
     clean.commit(0, [0])

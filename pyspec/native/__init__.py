@@ -2,8 +2,8 @@
 
     with NativeEngine.open("model.gguf", EngineConfig(), max_nodes=8, mtp=True) as engine:
         engine.prefill(0, prompt[:-1])
-        tokens, _ = engine.mtp_draft([0], [prompt[-1]], depth=3)
-        engine.verify([(0, [prompt[-1], *tokens[0, :, 0]], [-1, 0, 1, 2])])
+        drafts = engine.mtp_draft([0], [prompt[-1]], depth=3)
+        engine.verify([(0, [prompt[-1], *drafts.tokens[0, :, 0, 0]], [-1, 0, 1, 2])])
         nodes, bonus = engine.accept(engine.sampler(SamplingConfig(temperature=0)), 0, 4)
         engine.commit(0, nodes)
 
@@ -11,7 +11,23 @@ The contract of every call is stated in `include/pyspec.h`.
 """
 
 from pyspec.native.binding import library_version
-from pyspec.native.engine import NativeEngine, NativeInfo, NativeTimings
+from pyspec.native.engine import (
+    DflashDrafts,
+    DflashInfo,
+    MtpDrafts,
+    NativeEngine,
+    NativeInfo,
+    NativeTimings,
+)
 from pyspec.native.sampler import NativeSampler
 
-__all__ = ["NativeEngine", "NativeInfo", "NativeSampler", "NativeTimings", "library_version"]
+__all__ = [
+    "DflashDrafts",
+    "DflashInfo",
+    "MtpDrafts",
+    "NativeEngine",
+    "NativeInfo",
+    "NativeSampler",
+    "NativeTimings",
+    "library_version",
+]

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -80,6 +80,52 @@ class NativeTimings:
     n_graph_reused: int
 
 
+class MtpDrafts(NamedTuple):
+    """What `NativeEngine.mtp_draft` returns for n sequences.
+
+    Attributes:
+        levels: int32 [n]; levels that were drafted.
+        parents: int32 [n, depth, width]; the candidate of the level before (its row times top_k,
+            plus its rank) that a row expands; -1 is the root, -2 an unused row.
+        tokens: int32 [n, depth, width, top_k]; candidates, best first.
+        log_probs: float32 like `tokens`.
+    """
+
+    levels: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class DflashInfo:
+    """Facts about an open DFlash drafter; see `pyspec_dflash_info` in `pyspec.h`."""
+
+    block_size: int
+    max_depth: int
+    selector: int
+    markov: bool
+    confidence: bool
+    bytes: int
+
+
+class DflashDrafts(NamedTuple):
+    """What `NativeEngine.dflash_draft` returns for n sequences.
+
+    Attributes:
+        tokens: int32 [n, depth, top_k]; candidates of every position.
+        log_probs: float32 like `tokens`.
+        pairs: float32 [n, depth, top_k, top_k]; score of candidate c behind candidate p of the
+            position before at [p, c]; None when not asked for.
+        confidence: float32 [n, depth]; None when not asked for.
+    """
+
+    tokens: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+    pairs: NDArray[np.float32] | None
+    confidence: NDArray[np.float32] | None
+
+
 def _abort(pointer: Any) -> None:
     lib.pyspec_engine_abort(pointer, True)
 
@@ -95,7 +141,8 @@ class NativeEngine:
     only `abort` may be called beside it.
     """
 
-    def __init__(self, pointer: Any, keep: object = None) -> None:
+    def __init__(self, pointer: Any, config: EngineConfig, keep: object = None) -> None:
+        self.config = config
         self._handle = Handle(pointer, "engine")
         self._keep = keep  # what owns the model
         self._finalizer = weakref.finalize(self, _release, self._handle)
@@ -135,7 +182,7 @@ class NativeEngine:
         if watch is not None and watch.error is not None:
             raise watch.error
         check(status)
-        return cls(out[0])
+        return cls(out[0], config)
 
     @classmethod
     def attach(
@@ -161,7 +208,7 @@ class NativeEngine:
         out = ffi.new("pyspec_engine **")
         address = ffi.cast("void *", _model_address(model))
         check(lib.pyspec_engine_attach(address, params, out))
-        return cls(out[0], keep=model)
+        return cls(out[0], config, keep=model)
 
     def close(self) -> None:
         """Frees everything; ends a call that runs in another thread. Safe to call twice."""
@@ -365,37 +412,139 @@ class NativeEngine:
             )
             return ffi.unpack(self._nodes, n[0]), bonus[0]
 
-    # ---- MTP ----
+    def top(self, slot: int, node: int, top_k: int) -> tuple[list[int], list[float]]:
+        """The `top_k` most probable tokens at a node of the last verified tree, best first.
+
+        Returns:
+            Tokens and natural logarithms of their probabilities.
+        """
+        tokens, log_probs = ffi.new("int32_t[]", top_k), ffi.new("float[]", top_k)
+        self._call(lib.pyspec_top, slot, node, top_k, tokens, log_probs)
+        return ffi.unpack(tokens, top_k), ffi.unpack(log_probs, top_k)
+
+    # ---- drafting ----
 
     def mtp_draft(
-        self, slots: Sequence[int], roots: Sequence[int], depth: int, top_k: int = 1
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Drafts a chain per slot with the model's own MTP block.
+        self,
+        slots: Sequence[int],
+        roots: Sequence[int],
+        depth: int,
+        top_k: int = 1,
+        *,
+        width: int = 1,
+        min_prob: float = 0.0,
+    ) -> MtpDrafts:
+        """Drafts for n slots at once with the model's own MTP block, level by level.
 
         Args:
             slots: The sequences, n of them.
             roots: For each, the last emitted token.
-            depth: Length of the chains.
-            top_k: Candidates per depth; the chain follows the first.
-
-        Returns:
-            int32 and float32 [n, depth, top_k]; tokens and log-probabilities, best first.
+            depth: Levels.
+            top_k: Candidates of an expanded node.
+            width: Nodes expanded at every level; 1 is a chain along the best candidates.
+            min_prob: Nodes whose path is less probable are not expanded.
         """
         if len(slots) != len(roots):
             raise ArgumentError(f"draft for {len(slots)} slots has {len(roots)} roots")
-        shape = (len(slots), max(depth, 0), max(top_k, 0))
+        shape = (len(slots), max(depth, 0), max(width, 0), max(top_k, 0))
         tokens, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        parents, levels = np.empty(shape[:3], np.int32), np.empty(shape[0], np.int32)
+        drafts = ffi.new(
+            "pyspec_mtp_drafts *",
+            {
+                "depth": depth,
+                "width": width,
+                "top_k": top_k,
+                "min_prob": min_prob,
+                "levels": ffi.from_buffer("int32_t[]", levels),
+                "parents": ffi.from_buffer("int32_t[]", parents),
+                "tokens": ffi.from_buffer("int32_t[]", tokens),
+                "log_probs": ffi.from_buffer("float[]", log_probs),
+            },
+        )
         self._call(
             lib.pyspec_mtp_draft,
             len(slots),
             ffi.new("int32_t[]", list(slots)),
             ffi.new("int32_t[]", list(roots)),
+            drafts,
+        )
+        return MtpDrafts(levels, parents, tokens, log_probs)
+
+    def dflash_open(self, path: str | os.PathLike[str]) -> DflashInfo:
+        """Opens a DFlash drafter for this engine, before any sequence holds tokens.
+
+        Raises:
+            DraftError: The file is no drafter, or one of another target.
+        """
+        out = ffi.new("pyspec_dflash_info *")
+        self._call(lib.pyspec_dflash_open, os.fsencode(path), out)
+        return DflashInfo(**{field.name: getattr(out, field.name) for field in fields(DflashInfo)})
+
+    def dflash_draft(
+        self,
+        slots: Sequence[int],
+        roots: Sequence[int],
+        depth: int,
+        top_k: int,
+        *,
+        pairs: bool = False,
+        confidence: bool = False,
+    ) -> DflashDrafts:
+        """Predicts a block for n slots at once, in one pass of the DFlash drafter.
+
+        Args:
+            slots: The sequences, n of them.
+            roots: For each, the last emitted token.
+            depth: Positions that are read, at most the drafter's `max_depth`.
+            top_k: Candidates of a position; a drafter with a selector fixes their number.
+            pairs: Also the scores of candidates behind each candidate of the position before.
+            confidence: Also the confidence head's figures.
+        """
+        if len(slots) != len(roots):
+            raise ArgumentError(f"draft for {len(slots)} slots has {len(roots)} roots")
+        shape = (len(slots), max(depth, 0), max(top_k, 0))
+        out = DflashDrafts(
+            np.empty(shape, np.int32),
+            np.empty(shape, np.float32),
+            np.empty((*shape, shape[2]), np.float32) if pairs else None,
+            np.empty(shape[:2], np.float32) if confidence else None,
+        )
+        self._call(
+            lib.pyspec_dflash_draft,
+            len(slots),
+            ffi.new("int32_t[]", list(slots)),
+            ffi.new("int32_t[]", list(roots)),
             depth,
             top_k,
-            ffi.from_buffer("int32_t[]", tokens),
-            ffi.from_buffer("float[]", log_probs),
+            ffi.from_buffer("int32_t[]", out.tokens),
+            *(
+                ffi.NULL if array is None else ffi.from_buffer("float[]", array)
+                for array in (out.log_probs, out.pairs, out.confidence)
+            ),
         )
-        return tokens, log_probs
+        return out
+
+    def draft_head_init(self, n_rows: int) -> None:
+        """Makes room for `n_rows` rows of the output matrix, the only ones the drafter then reads.
+
+        Raises:
+            DraftError: The output matrix of this model or drafter cannot be trimmed.
+        """
+        self._call(lib.pyspec_draft_head_init, n_rows)
+
+    def draft_head_add(self, tokens: NDArray[np.int32], rows: NDArray[np.uint8]) -> None:
+        """Adds tokens to the trimmed head.
+
+        Args:
+            tokens: int32 [n]; none of them in it already.
+            rows: uint8 [n, bytes of a row]; their rows of the output matrix as in the file.
+        """
+        data, array = _int32(tokens)
+        rows = np.ascontiguousarray(rows)
+        self._call(
+            lib.pyspec_draft_head_add, len(array), data, ffi.from_buffer(rows), rows.nbytes
+        )
 
     # ---- calls ----
 

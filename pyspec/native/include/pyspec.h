@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x5307167a
+#define PYSPEC_ABI 0x7fa5e016
 
 #ifdef __cplusplus
 extern "C" {
@@ -210,13 +210,63 @@ pyspec_status pyspec_sample(pyspec_engine * e, pyspec_sampler * s, int32_t seq, 
 pyspec_status pyspec_accept(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t max_path, bool stop_eog,
                             int32_t * path, int32_t * n_path, int32_t * bonus);
 
-// ---- the model's own MTP block as a drafter ----
-// Drafts for several sequences at once. For each: feeds the committed tokens the block has not seen yet together
-// with `root` (the last emitted token), then drafts a chain of `depth` tokens; at every depth the top_k candidates
-// are returned in order of probability. tokens/log_probs: [n][depth][top_k]; the chain follows candidate 0.
-// log_probs are natural logarithms of the block's softmax. Leaves the block's cache at the committed length.
+// The top_k most probable tokens at a node of the last verified tree, best first, with the natural logarithms of
+// their softmax. For drafters that are models themselves.
+pyspec_status pyspec_top(pyspec_engine * e, int32_t seq, int32_t node, int32_t top_k, int32_t * tokens,
+                         float * log_probs);
+
+// ---- drafting with the model's own MTP block ----
+// What is drafted for every sequence of a call, level by level from the root. At every level up to `width` nodes are
+// expanded: each of them gets its top_k candidates in order of probability, and the most probable paths so far are
+// expanded at the next level. width 1 is a chain along the best candidates.
+typedef struct {
+    int32_t   depth;      // levels, 1..64
+    int32_t   width;      // expanded nodes a level, 1..8; 1 + depth * width is at most 64
+    int32_t   top_k;      // candidates of an expanded node
+    float     min_prob;   // nodes whose path is less probable are not expanded; 0: all are
+    int32_t * levels;     // [n] out: levels that were drafted
+    int32_t * parents;    // [n][depth][width] out: candidate of the level before (its node * top_k + rank) that the
+                          // row expands; -1 the root, -2 unused
+    int32_t * tokens;     // [n][depth][width][top_k] out
+    float   * log_probs;  // [n][depth][width][top_k] out: natural logarithms of the block's softmax
+} pyspec_mtp_drafts;
+
+// Feeds the committed tokens that the block has not seen together with `root` (the last emitted token) of each
+// sequence, then drafts. Leaves the block's cache at the committed length.
 pyspec_status pyspec_mtp_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots,
-                               int32_t depth, int32_t top_k, int32_t * tokens, float * log_probs);
+                               const pyspec_mtp_drafts * drafts);
+
+// ---- drafting with a DFlash file (llama.cpp's architecture dflash: DFlash, DSpark, DFlash2) ----
+typedef struct {
+    int32_t block_size;   // tokens of a block, the root included
+    int32_t max_depth;    // tokens a block drafts
+    int32_t selector;     // DFlash2: candidates a position, with pairwise scores; 0: no lattice
+    bool    markov;       // DSpark: log_probs are conditional on the best chain
+    bool    confidence;   // DSpark: with a confidence head
+    uint64_t bytes;       // its weights and its cache
+} pyspec_dflash_info;
+
+// Opens the drafter for this engine; features of the target's layers are kept from here on, so no sequence may hold
+// tokens yet. Fails with PYSPEC_ERR_DRAFT for a file that is no drafter or is one of another target.
+pyspec_status pyspec_dflash_open(pyspec_engine * e, const char * path, pyspec_dflash_info * info);
+
+// Injects the features of the committed tokens that the drafter has not seen and predicts a block behind `root` of
+// each sequence. For position i: its top_k candidates with the natural logarithms of their probability.
+//   tokens, log_probs: [n][depth][top_k]
+//   pairs:      [n][depth][top_k][top_k], only with a selector (top_k is `selector` then), else NULL allowed: score
+//               of candidate c behind candidate p of the position before at [p][c]; at position 0 all p are the root
+//   confidence: [n][depth] or NULL; 1 without a confidence head
+pyspec_status pyspec_dflash_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots,
+                                  int32_t depth, int32_t top_k, int32_t * tokens, float * log_probs, float * pairs,
+                                  float * confidence);
+
+// ---- the drafter's output matrix, trimmed ----
+// Gives the open drafter (DFlash if there is one, else MTP) room for n_rows rows of the output matrix; it then drafts
+// only tokens that were added. Fails with PYSPEC_ERR_DRAFT where the matrix cannot be trimmed.
+pyspec_status pyspec_draft_head_init(pyspec_engine * e, int32_t n_rows);
+// Adds tokens with their rows of the model's output matrix, as they are in the file. Tokens must be new.
+pyspec_status pyspec_draft_head_add(pyspec_engine * e, int32_t n, const int32_t * tokens, const void * rows,
+                                    size_t size);
 
 // cffi:end
 

@@ -254,11 +254,40 @@ pyspec_status pyspec_accept(pyspec_engine * e, pyspec_sampler * s, int32_t seq, 
     });
 }
 
-// ---- MTP ----
+// ---- drafting ----
 
-pyspec_status pyspec_mtp_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth,
-                               int32_t top_k, int32_t * tokens, float * log_probs) {
-    return guard([&] { of(e).mtp_draft(n, seqs, roots, depth, top_k, tokens, log_probs); });
+pyspec_status pyspec_top(pyspec_engine * e, int32_t seq, int32_t node, int32_t top_k, int32_t * tokens,
+                         float * log_probs) {
+    return guard([&] { of(e).top(seq, node, top_k, tokens, log_probs); });
+}
+
+pyspec_status pyspec_mtp_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots,
+                               const pyspec_mtp_drafts * drafts) {
+    return guard([&] { of(e).mtp_draft(n, seqs, roots, out(drafts, "drafts")); });
+}
+
+pyspec_status pyspec_dflash_open(pyspec_engine * e, const char * path, pyspec_dflash_info * info) {
+    return guard([&] {
+        const pyspec_dflash_info facts = of(e).dflash_open(path);
+        if (info) {
+            *info = facts;
+        }
+    });
+}
+
+pyspec_status pyspec_dflash_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots,
+                                  int32_t depth, int32_t top_k, int32_t * tokens, float * log_probs, float * pairs,
+                                  float * confidence) {
+    return guard([&] { of(e).dflash_draft(n, seqs, roots, depth, top_k, tokens, log_probs, pairs, confidence); });
+}
+
+pyspec_status pyspec_draft_head_init(pyspec_engine * e, int32_t n_rows) {
+    return guard([&] { of(e).draft_head().init(n_rows); });
+}
+
+pyspec_status pyspec_draft_head_add(pyspec_engine * e, int32_t n, const int32_t * tokens, const void * rows,
+                                    size_t size) {
+    return guard([&] { of(e).draft_head().add(n, tokens, rows, size); });
 }
 
 // ---- text ----

@@ -91,8 +91,9 @@ void check_process(int32_t rc, const char * what, const std::string & cause) {
     }
 }
 
-Engine::Engine(std::shared_ptr<Model> the_model, const pyspec_engine_params & params)
+Engine::Engine(std::shared_ptr<Model> the_model, const pyspec_engine_params & given)
     : model(std::move(the_model)),
+      params(given),
       n_ctx(params.n_ctx ? params.n_ctx : (uint32_t) std::max(model->n_ctx_train, 1)),
       n_batch(params.n_batch ? params.n_batch : 512),
       max_nodes(checked_max_nodes(params.max_nodes)),
@@ -257,6 +258,9 @@ void Engine::reset(int32_t seq) {
     if (mtp) {
         mtp->forget(seq);
     }
+    if (dflash) {
+        dflash->forget(seq);
+    }
     s = Sequence();
 }
 
@@ -316,6 +320,10 @@ void Engine::prefill(int32_t seq, const int32_t * tokens, int32_t n) {
         if (mtp) {
             mtp->append(s, llama_get_embeddings_nextn(target.get()), m);
             mtp->catch_up(seq, s);
+        }
+        if (dflash) {
+            dflash->gather(s.features, 0, m);
+            dflash->catch_up(seq, s);
         }
     }
 }
@@ -384,6 +392,10 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees) {
             const float * rows  = llama_get_embeddings_nextn(target.get()) + s.tree_index * width;
             s.tree_hidden.assign(rows, rows + s.tree.size() * width);
         }
+        if (dflash) {
+            s.tree_features.clear();
+            dflash->gather(s.tree_features, s.tree_index, s.tree.size());
+        }
     }
 }
 
@@ -400,6 +412,9 @@ void Engine::commit(int32_t seq, const int32_t * path, int32_t n) {
         if (mtp) {
             mtp->append(s, s.tree_hidden.data() + path[i] * width, 1);
         }
+        if (dflash) {
+            dflash->append(s, path[i]);
+        }
     }
     s.clear_tree();
     if (!kept) {
@@ -407,15 +422,20 @@ void Engine::commit(int32_t seq, const int32_t * path, int32_t n) {
     }
 }
 
-void Engine::mtp_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k,
-                       int32_t * tokens, float * log_probs) {
-    if (!mtp) {
-        fail(PYSPEC_ERR_DRAFT, "the engine was opened without mtp");
+void Engine::top(int32_t seq, int32_t node, int32_t top_k, int32_t * tokens, float * log_probs) {
+    if (top_k < 1 || top_k > model->n_vocab || !tokens || !log_probs) {
+        fail(PYSPEC_ERR_ARGUMENT, "top_k is %d; it must be 1 to the vocabulary's %d", top_k, model->n_vocab);
     }
+    best(logits(seq, node), model->n_vocab, top_k, tokens, log_probs);
+}
+
+// ---- drafting -----------------------------------------------------------------------------------
+
+void Engine::check_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k) const {
     if (n < 1 || n > (int32_t) sequences.size()) {
         fail(PYSPEC_ERR_ARGUMENT, "draft for %d sequences; the engine was opened for 1 to %zu", n, sequences.size());
     }
-    if (!seqs || !roots || !tokens || !log_probs) {
+    if (!seqs || !roots) {
         fail(PYSPEC_ERR_ARGUMENT, "a pointer given to the draft is NULL");
     }
     if (depth < 1 || depth > (int32_t) max_nodes_limit) {
@@ -424,21 +444,88 @@ void Engine::mtp_draft(int32_t n, const int32_t * seqs, const int32_t * roots, i
     if (top_k < 1 || top_k > model->n_vocab) {
         fail(PYSPEC_ERR_ARGUMENT, "top_k is %d; it must be 1 to the vocabulary's %d", top_k, model->n_vocab);
     }
-    std::vector<Mtp::Request> requests;
     for (int32_t i = 0; i < n; ++i) {
-        Sequence & s = checked(seqs[i]);
+        checked(seqs[i]);
         model->check_token(roots[i], "root of the draft");
         check_room(seqs[i], depth);
-        for (const Mtp::Request & other : requests) {
-            if (other.seq == seqs[i]) {
-                fail(PYSPEC_ERR_ARGUMENT, "sequence %d is named twice in one draft", seqs[i]);
-            }
+        if (std::find(seqs, seqs + i, seqs[i]) != seqs + i) {
+            fail(PYSPEC_ERR_ARGUMENT, "sequence %d is named twice in one draft", seqs[i]);
         }
-        requests.push_back({ seqs[i], roots[i], &s });
     }
     check_abort();
-    Stopwatch watch(timings.draft);
-    mtp->draft(requests, depth, top_k, tokens, log_probs);
+}
+
+void Engine::mtp_draft(int32_t n, const int32_t * seqs, const int32_t * roots, const pyspec_mtp_drafts & out) {
+    if (!mtp) {
+        fail(PYSPEC_ERR_DRAFT, "the engine was opened without mtp");
+    }
+    check_draft(n, seqs, roots, out.depth, out.top_k);
+    if (!out.levels || !out.parents || !out.tokens || !out.log_probs) {
+        fail(PYSPEC_ERR_ARGUMENT, "a pointer given to the draft is NULL");
+    }
+    if (out.width < 1 || out.width > Mtp::max_width || 1 + out.depth * out.width > (int32_t) max_nodes_limit) {
+        if (out.width != 1) {
+            fail(PYSPEC_ERR_ARGUMENT, "width is %d at depth %d; it must be 1 to %d, and make at most %u nodes", out.width,
+                 out.depth, Mtp::max_width, max_nodes_limit);
+        }
+    }
+    Stopwatch                 watch(timings.draft);
+    std::vector<Mtp::Request> requests;
+    for (int32_t i = 0; i < n; ++i) {
+        requests.push_back({ seqs[i], roots[i], &sequences[seqs[i]] });
+        int32_t * parents = out.parents + (size_t) i * out.depth * out.width;
+        std::fill(parents, parents + (size_t) out.depth * out.width, -2);
+        parents[0]    = -1;
+        out.levels[i] = 0;
+    }
+    mtp->draft(requests, out);
+}
+
+pyspec_dflash_info Engine::dflash_open(const char * path) {
+    if (dflash) {
+        fail(PYSPEC_ERR_STATE, "a DFlash drafter is open already");
+    }
+    for (size_t i = 0; i < sequences.size(); ++i) {
+        if (sequences[i].length() > 0) {
+            fail(PYSPEC_ERR_STATE, "sequence %zu holds tokens; open the drafter before", i);
+        }
+    }
+    dflash = std::make_unique<Dflash>(
+        path, *model, params, target.get(), n_ctx, n_threads, n_threads_batch, threads,
+        [](void * flag) { return ((std::atomic<bool> *) flag)->load(std::memory_order_relaxed); }, &aborting);
+    return dflash->info();
+}
+
+void Engine::dflash_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k,
+                          int32_t * tokens, float * log_probs, float * pairs, float * confidence) {
+    if (!dflash) {
+        fail(PYSPEC_ERR_DRAFT, "no DFlash drafter is open");
+    }
+    check_draft(n, seqs, roots, depth, top_k);
+    const pyspec_dflash_info info = dflash->info();
+    if (!tokens || !log_probs || (info.selector > 0 && !pairs)) {
+        fail(PYSPEC_ERR_ARGUMENT, "a pointer given to the draft is NULL");
+    }
+    if (depth > info.max_depth || (info.selector > 0 && top_k != info.selector)) {
+        fail(PYSPEC_ERR_ARGUMENT, "draft of depth %d with %d candidates; the drafter has at most %d%s", depth, top_k,
+             info.max_depth, info.selector > 0 ? " and a fixed number of candidates" : "");
+    }
+    Stopwatch                    watch(timings.draft);
+    std::vector<Dflash::Request> requests;
+    for (int32_t i = 0; i < n; ++i) {
+        requests.push_back({ seqs[i], roots[i], &sequences[seqs[i]] });
+    }
+    dflash->draft(requests, depth, top_k, tokens, log_probs, pairs, confidence);
+}
+
+DraftHead & Engine::draft_head() {
+    if (!dflash && !mtp) {
+        fail(PYSPEC_ERR_STATE, "no drafter is open whose head could be trimmed");
+    }
+    if (dflash && (dflash->info().selector > 0 || dflash->info().markov)) {
+        fail(PYSPEC_ERR_DRAFT, "the head of this drafter cannot be trimmed: it works on the whole vocabulary");
+    }
+    return dflash ? dflash->head : mtp->head;
 }
 
 // ---- facts --------------------------------------------------------------------------------------
@@ -469,12 +556,15 @@ pyspec_timings Engine::take_timings(bool reset) {
     const int64_t  reused = llama_perf_context(target.get()).n_reused;
     pyspec_timings result = timings;
     result.n_graph_reused = reused - reused_before;
-    result.n_draft_passes = mtp ? mtp->n_passes : 0;
+    result.n_draft_passes = (mtp ? mtp->n_passes : 0) + (dflash ? dflash->n_passes : 0);
     if (reset) {
         timings       = pyspec_timings{};
         reused_before = reused;
         if (mtp) {
             mtp->n_passes = 0;
+        }
+        if (dflash) {
+            dflash->n_passes = 0;
         }
     }
     return result;

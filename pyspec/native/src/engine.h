@@ -3,6 +3,7 @@
 
 #include "model.h"
 #include "mtp.h"
+#include "dflash.h"
 #include "rollback.h"
 #include "sequence.h"
 #include "threads.h"
@@ -57,8 +58,14 @@ public:
     void prefill(int32_t seq, const int32_t * tokens, int32_t n);
     void verify(const pyspec_tree * trees, int32_t n_trees);
     void commit(int32_t seq, const int32_t * path, int32_t n);
-    void mtp_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k,
-                   int32_t * tokens, float * log_probs);
+    void top(int32_t seq, int32_t node, int32_t top_k, int32_t * tokens, float * log_probs);
+
+    // ---- drafting ----
+    void               mtp_draft(int32_t n, const int32_t * seqs, const int32_t * roots, const pyspec_mtp_drafts & out);
+    pyspec_dflash_info dflash_open(const char * path);
+    void               dflash_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k,
+                                    int32_t * tokens, float * log_probs, float * pairs, float * confidence);
+    DraftHead &        draft_head(); // of the open drafter
 
     // Of the last verified tree of a sequence; they fail once a later pass has overwritten the outputs.
     const Tree &  tree(int32_t seq) const;
@@ -81,6 +88,7 @@ private:
     void check_node(int32_t seq, int32_t node) const;
     void check_abort() const;
     void open_target(const pyspec_engine_params & params);
+    void check_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k) const;
 
     // A sequence to be decoded on: no uncommitted tree, memory that matches its tokens.
     Sequence & ready(int32_t seq);
@@ -89,6 +97,8 @@ private:
     void       rebuild(int32_t seq);
     void       feed(int32_t seq, const int32_t * tokens, int32_t n, int32_t position); // no outputs
     void       process(); // the batch; throws after a failure, which may have damaged the memory of its sequences
+
+    const pyspec_engine_params params;
 
     const uint32_t n_ctx;      // tokens a sequence
     const uint32_t n_batch;    // prompt tokens a call
@@ -101,7 +111,9 @@ private:
     Rollback              rollback;
     ContextPtr            target;
     BatchPtr              batch;
-    std::unique_ptr<Mtp>  mtp; // NULL: not open
+    std::unique_ptr<Mtp>    mtp;    // NULL: not open
+    std::unique_ptr<Dflash> dflash; // NULL: not open
+    TopK                    best;
     std::vector<Sequence> sequences;
     uint64_t              pass = 0; // forward passes of the target; outputs belong to the last
     int64_t               reused_before = 0;

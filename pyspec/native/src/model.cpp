@@ -22,27 +22,6 @@ void start_llama() {
     std::call_once(once, llama_backend_init);
 }
 
-// What llama.cpp would only report as a failure to load.
-void check_file(const char * path) {
-    struct stat info;
-    if (stat(path, &info) != 0) {
-        fail(PYSPEC_ERR_MODEL, "%s: %s", path, strerror(errno));
-    }
-    if (!S_ISREG(info.st_mode)) {
-        fail(PYSPEC_ERR_MODEL, "%s: not a regular file", path);
-    }
-    FILE * file = fopen(path, "rb");
-    if (!file) {
-        fail(PYSPEC_ERR_MODEL, "%s: %s", path, strerror(errno));
-    }
-    char         magic[4];
-    const size_t n = fread(magic, 1, sizeof(magic), file);
-    fclose(file);
-    if (n != sizeof(magic) || memcmp(magic, "GGUF", sizeof(magic)) != 0) {
-        fail(PYSPEC_ERR_MODEL, "%s: not a GGUF file", path);
-    }
-}
-
 llama_load_mode load_mode(bool mmap, bool mlock) {
     if (mmap) {
         return mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP;
@@ -74,12 +53,37 @@ void copy_string(char * to, size_t size, const std::string & from) {
 
 } // namespace
 
-std::shared_ptr<Model> Model::load(const char * path, const pyspec_engine_params & params, Progress progress,
-                                   void * user) {
+// What llama.cpp would only report as a failure to load.
+void check_gguf(const char * path) {
     if (!path || !*path) {
         fail(PYSPEC_ERR_ARGUMENT, "path of the model is empty");
     }
-    check_file(path);
+    struct stat info;
+    if (stat(path, &info) != 0) {
+        fail(PYSPEC_ERR_MODEL, "%s: %s", path, strerror(errno));
+    }
+    if (!S_ISREG(info.st_mode)) {
+        fail(PYSPEC_ERR_MODEL, "%s: not a regular file", path);
+    }
+    FILE * file = fopen(path, "rb");
+    if (!file) {
+        fail(PYSPEC_ERR_MODEL, "%s: %s", path, strerror(errno));
+    }
+    char         magic[4];
+    const size_t n = fread(magic, 1, sizeof(magic), file);
+    fclose(file);
+    if (n != sizeof(magic) || memcmp(magic, "GGUF", sizeof(magic)) != 0) {
+        fail(PYSPEC_ERR_MODEL, "%s: not a GGUF file", path);
+    }
+}
+
+bool has_tensor(const llama_model * model, const char * name) {
+    return model->get_tensor(name) != nullptr;
+}
+
+std::shared_ptr<Model> Model::load(const char * path, const pyspec_engine_params & params, Progress progress,
+                                   void * user) {
+    check_gguf(path);
     LogScope log;
     start_llama();
 

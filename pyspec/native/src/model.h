@@ -11,6 +11,11 @@
 
 namespace pyspec {
 
+// Fails with PYSPEC_ERR_MODEL unless the path is a readable GGUF file.
+void check_gguf(const char * path);
+
+bool has_tensor(const llama_model * model, const char * name);
+
 class Model {
 public:
     using Progress = bool (*)(float, void *);

@@ -9,6 +9,7 @@
 #include "llama-ext.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace pyspec {
 
@@ -50,7 +51,7 @@ Mtp::Mtp(const Model & model, const pyspec_engine_params & params, llama_context
     ctx_params.ctx_other     = target;
     ctx_params.n_rs_seq      = 0;
     ctx_params.n_ubatch      = exact_ubatch;
-    ctx_params.n_outputs_max = params.n_seq_max;
+    ctx_params.n_outputs_max = params.n_seq_max * max_width;
     ctx_params.kv_unified    = true; // sequences with unequal numbers of tokens share a pass
 
     LogScope log;
@@ -59,7 +60,8 @@ Mtp::Mtp(const Model & model, const pyspec_engine_params & params, llama_context
         fail(PYSPEC_ERR_DRAFT, "cannot open the MTP block of %s: %s", model.name.c_str(),
              log.cause("llama.cpp gives no reason").c_str());
     }
-    llama_tree_init(ctx, exact_ubatch, GGML_GDN_TREE_ROW); // a context that takes none still drafts
+    trees = llama_tree_init(ctx, exact_ubatch, GGML_GDN_TREE_ROW) == 0; // a context that takes none still drafts
+    head.bind(ctx, n_vocab);
     try {
         llama_set_embeddings_nextn(ctx, true, /*masked*/ false);
         const int64_t rows = hidden_rows(ctx);
@@ -146,12 +148,26 @@ void Mtp::catch_up_if_many(int32_t seq, Sequence & s) {
     }
 }
 
-void Mtp::draft(const std::vector<Request> & requests, int32_t depth, int32_t top_k, int32_t * tokens,
-                float * log_probs) {
-    const size_t         n = requests.size();
-    std::vector<int32_t> rows(n); // batch index of each request's output row
+// A sequence whose draft is growing.
+struct Mtp::Growth {
+    struct Row {            // an expanded node
+        int32_t token;
+        int32_t parent;     // row of its parent; -1: it is the root
+        int32_t level;
+        int32_t batch;      // its index in the pass that gave its outputs
+        double  log_prob;   // of its path
+    };
+    std::vector<Row>   rows;   // the root first, then level by level
+    std::vector<float> hidden; // [rows][n_embd]: what each row reads
+    size_t             level = 0; // first row of the newest level
+    bool               growing = true;
+};
 
-    uint32_t total = (uint32_t) n;
+void Mtp::draft(const std::vector<Request> & requests, const pyspec_mtp_drafts & out) {
+    if (out.width > 1 && !trees) {
+        fail(PYSPEC_ERR_DRAFT, "the MTP context takes no trees; width must be 1");
+    }
+    uint32_t total = (uint32_t) requests.size();
     for (const Request & r : requests) {
         total += unseen(*r.sequence);
     }
@@ -160,58 +176,130 @@ void Mtp::draft(const std::vector<Request> & requests, int32_t depth, int32_t to
             catch_up(r.seq, *r.sequence);
         }
     }
-
-    const auto forget_draft = [&] {
-        for (const Request & r : requests) {
-            llama_memory_seq_rm(llama_get_memory(ctx), r.seq, r.sequence->length(), -1);
-        }
-    };
+    std::vector<Growth> growths(requests.size());
     try {
-        llama_batch_ext_clear(batch);
-        for (size_t i = 0; i < n; ++i) {
-            const Request &  r = requests[i];
-            const Sequence & s = *r.sequence;
-            add_unseen(r.seq, s, (int32_t) unseen(s));
-            const float * pending = s.hidden.empty() ? zeros.data() : s.hidden.data() + s.hidden.size() - n_embd;
-            rows[i] = add(r.seq, r.root, s.length(), pending, true);
-        }
-        for (int32_t level = 0; level < depth; ++level) {
+        add_roots(requests, growths);
+        for (int32_t level = 0; level < out.depth; ++level) {
             process();
-            if (level == 0) {
-                for (const Request & r : requests) {
-                    mark_fed(*r.sequence, (int32_t) unseen(*r.sequence));
+            bool growing = false;
+            for (size_t i = 0; i < requests.size(); ++i) {
+                if (level == 0) {
+                    mark_fed(*requests[i].sequence, (int32_t) unseen(*requests[i].sequence));
+                }
+                if (growths[i].growing) {
+                    read_level(growths[i], i, level, out);
+                    growing = growing || growths[i].growing;
                 }
             }
-            for (size_t i = 0; i < n; ++i) {
-                const float * logits = llama_get_logits_ith(ctx, rows[i]);
-                if (!logits) {
-                    fail(PYSPEC_ERR_COMPUTE, "the MTP block returned no logits for sequence %d", requests[i].seq);
-                }
-                const size_t at = (i * depth + level) * top_k;
-                top(logits, n_vocab, top_k, tokens + at, log_probs + at);
-            }
-            if (level + 1 == depth) {
+            if (!growing) {
                 break;
             }
-            llama_batch_ext_clear(batch); // copies the rows added below before the next pass overwrites them
-            for (size_t i = 0; i < n; ++i) {
-                const Request & r      = requests[i];
-                const float *   hidden = llama_get_embeddings_nextn_ith(ctx, rows[i]);
-                if (!hidden) {
-                    fail(PYSPEC_ERR_COMPUTE, "the MTP block returned no hidden state for sequence %d", r.seq);
+            llama_batch_ext_clear(batch);
+            for (size_t i = 0; i < requests.size(); ++i) {
+                if (growths[i].growing) {
+                    add_level(requests[i], growths[i], out.width > 1);
                 }
-                rows[i] = add(r.seq, tokens[(i * depth + level) * top_k], r.sequence->length() + level + 1, hidden, true);
             }
         }
     } catch (...) {
-        forget_draft();
+        forget_draft(requests);
         // Of a first pass that failed, the unseen tokens may be half written.
         for (const Request & r : requests) {
             llama_memory_seq_rm(llama_get_memory(ctx), r.seq, r.sequence->mtp_fed, -1);
         }
         throw;
     }
-    forget_draft();
+    forget_draft(requests);
+}
+
+void Mtp::forget_draft(const std::vector<Request> & requests) {
+    for (const Request & r : requests) {
+        llama_memory_seq_rm(llama_get_memory(ctx), r.seq, r.sequence->length(), -1);
+    }
+}
+
+void Mtp::add_roots(const std::vector<Request> & requests, std::vector<Growth> & growths) {
+    llama_batch_ext_clear(batch);
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const Request &  r = requests[i];
+        const Sequence & s = *r.sequence;
+        add_unseen(r.seq, s, (int32_t) unseen(s));
+        const float * pending = s.hidden.empty() ? zeros.data() : s.hidden.data() + s.hidden.size() - n_embd;
+        growths[i].hidden.assign(pending, pending + n_embd);
+        const int32_t index = add(r.seq, r.root, s.length(), pending, true);
+        growths[i].rows.push_back({ r.root, -1, 0, index, 0.0 });
+    }
+}
+
+// Writes the candidates of the newest level, and appends the rows that are worth expanding.
+void Mtp::read_level(Growth & growth, size_t request, int32_t level, const pyspec_mtp_drafts & out) {
+    struct Candidate {
+        double  log_prob;
+        size_t  row;
+        int32_t token;
+        int32_t index; // of its row within the level, times top_k, plus its rank
+    };
+    std::vector<Candidate> candidates;
+    const size_t first = growth.level, n_rows = growth.rows.size() - growth.level;
+    const size_t place = (request * out.depth + level) * out.width;
+    for (size_t k = 0; k < n_rows; ++k) {
+        const Growth::Row row    = growth.rows[first + k];
+        const float *     logits = llama_get_logits_ith(ctx, row.batch);
+        if (!logits) {
+            fail(PYSPEC_ERR_COMPUTE, "the MTP block returned no logits");
+        }
+        int32_t * tokens    = out.tokens + (place + k) * out.top_k;
+        float *   log_probs = out.log_probs + (place + k) * out.top_k;
+        const int32_t top_k = std::min(out.top_k, head.n_logits());
+        top(logits, head.n_logits(), top_k, tokens, log_probs);
+        head.to_tokens(tokens, top_k);
+        for (int32_t rank = top_k; rank < out.top_k; ++rank) { // a head with fewer rows than candidates
+            tokens[rank]    = tokens[0];
+            log_probs[rank] = -INFINITY;
+        }
+        for (int32_t rank = 0; rank < std::min(top_k, out.width); ++rank) {
+            candidates.push_back({ row.log_prob + log_probs[rank], first + k, tokens[rank], (int32_t) k * out.top_k + rank });
+        }
+    }
+    out.levels[request] = level + 1;
+    growth.level        = growth.rows.size();
+    growth.growing      = level + 1 < out.depth;
+    if (!growth.growing) {
+        return;
+    }
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate & a, const Candidate & b) { return a.log_prob > b.log_prob; });
+    const double  least = out.min_prob > 0.0f ? std::log((double) out.min_prob) : -INFINITY;
+    const int32_t keep  = std::min<int32_t>(out.width, (int32_t) candidates.size());
+    int32_t       kept  = 0;
+    for (; kept < keep && candidates[kept].log_prob >= least; ++kept) {
+        const Candidate & c      = candidates[kept];
+        const float *     hidden = llama_get_embeddings_nextn_ith(ctx, growth.rows[c.row].batch);
+        if (!hidden) {
+            fail(PYSPEC_ERR_COMPUTE, "the MTP block returned no hidden state");
+        }
+        growth.hidden.insert(growth.hidden.end(), hidden, hidden + n_embd);
+        growth.rows.push_back({ c.token, (int32_t) c.row, level + 1, -1, c.log_prob });
+        out.parents[place + out.width + kept] = c.index;
+    }
+    growth.growing = kept > 0;
+}
+
+// Puts the newest level into the batch: a chain goes on from the cache, a tree is read anew from its root.
+void Mtp::add_level(const Request & request, Growth & growth, bool tree) {
+    const int32_t length = request.sequence->length();
+    if (tree) {
+        llama_memory_seq_rm(llama_get_memory(ctx), request.seq, length, -1);
+    }
+    int32_t first = -1;
+    for (size_t k = tree ? 0 : growth.level; k < growth.rows.size(); ++k) {
+        Growth::Row & row = growth.rows[k];
+        row.batch = add(request.seq, row.token, length + row.level, growth.hidden.data() + k * n_embd, k >= growth.level);
+        first     = first < 0 ? row.batch : first;
+        if (tree && !llama_batch_ext_set_parent(batch, row.batch, row.parent < 0 ? -1 : first + row.parent)) {
+            fail(PYSPEC_ERR_COMPUTE, "node %zu of the draft of sequence %d does not fit the MTP batch", k, request.seq);
+        }
+    }
 }
 
 void Mtp::forget(int32_t seq) {

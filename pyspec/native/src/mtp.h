@@ -1,6 +1,7 @@
 // The model's own MTP block as a drafter, in a context of its own.
 #pragma once
 
+#include "draft_head.h"
 #include "model.h"
 #include "sequence.h"
 #include "topk.h"
@@ -37,15 +38,22 @@ public:
         int32_t    root;
         Sequence * sequence;
     };
-    // tokens, log_probs: [requests][depth][top_k]
-    void draft(const std::vector<Request> & requests, int32_t depth, int32_t top_k, int32_t * tokens,
-               float * log_probs);
+    void draft(const std::vector<Request> & requests, const pyspec_mtp_drafts & out);
+
+    static constexpr int32_t max_width = 8;
 
     void            forget(int32_t seq);
     llama_context * context() const { return ctx; }
     int64_t         n_passes = 0;
+    DraftHead       head;
 
 private:
+    struct Growth;
+
+    void add_roots(const std::vector<Request> & requests, std::vector<Growth> & growths);
+    void read_level(Growth & growth, size_t request, int32_t level, const pyspec_mtp_drafts & out);
+    void add_level(const Request & request, Growth & growth, bool tree);
+    void forget_draft(const std::vector<Request> & requests);
     int32_t  add(int32_t seq, int32_t token, int32_t position, const float * hidden, bool output);
     int32_t  add_unseen(int32_t seq, const Sequence & s, int32_t n);
     void     mark_fed(Sequence & s, int32_t n) const;
@@ -57,6 +65,7 @@ private:
     llama_context *       ctx   = nullptr;
     llama_batch_ext *     batch = nullptr;
     uint32_t              n_batch = 0;
+    bool                  trees         = false; // the context takes trees
     bool                  mixed_outputs = true; // hidden states of all rows come out, not only of output rows
     TopK                  top;
     std::vector<float>    zeros;

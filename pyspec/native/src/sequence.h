@@ -24,6 +24,12 @@ struct Sequence {
     int32_t              mtp_fed = 1;
     std::vector<float>   hidden;
 
+    // A DFlash drafter reads the target's features of every token; it has been fed those of the first dflash_fed
+    // tokens, and `features` holds the rows of the rest.
+    int32_t              dflash_fed = 0;
+    std::vector<float>   features;
+    std::vector<float>   tree_features; // [nodes][floats of a token's features]
+
     int32_t length() const { return (int32_t) tokens.size(); }
     void    clear_tree() { tree = Tree(); }
 };

@@ -10,7 +10,7 @@ namespace pyspec {
 
 namespace {
 
-// A saved sequence: this header, then tokens, hidden rows, target memory, MTP memory.
+// A saved sequence: this header, then tokens, hidden rows, target memory, MTP memory, DFlash memory.
 struct Header {
     char     magic[8];
     uint64_t checksum;     // of everything after the header
@@ -22,12 +22,15 @@ struct Header {
     uint32_t n_hidden;     // rows
     uint32_t mtp_fed;
     uint32_t has_mtp;
+    uint32_t dflash_width; // floats of a token's features, 0 without a drafter
+    uint32_t dflash_fed;
     uint32_t reserved;
     uint64_t target_bytes;
     uint64_t mtp_bytes;
+    uint64_t dflash_bytes;
 };
 
-constexpr char magic[8] = { 'p', 'y', 's', 'p', 'e', 'c', '0', '1' };
+constexpr char magic[8] = { 'p', 'y', 's', 'p', 'e', 'c', '0', '2' };
 
 uint64_t checksum(const uint8_t * data, size_t size) {
     uint64_t hash = 0xcbf29ce484222325u ^ size;
@@ -58,6 +61,9 @@ size_t Engine::save(int32_t seq, void * buf, size_t size) {
     if (mtp) {
         mtp->catch_up(seq, s);
     }
+    if (dflash) {
+        dflash->catch_up(seq, s);
+    }
     Header header{};
     memcpy(header.magic, magic, sizeof(magic));
     header.n_params     = llama_model_n_params(model->get());
@@ -68,12 +74,16 @@ size_t Engine::save(int32_t seq, void * buf, size_t size) {
     header.n_hidden     = (uint32_t) (s.hidden.size() / model->n_embd);
     header.mtp_fed      = (uint32_t) s.mtp_fed;
     header.has_mtp      = mtp ? 1 : 0;
+    header.dflash_width = dflash ? (uint32_t) dflash->width() : 0;
+    header.dflash_fed   = (uint32_t) s.dflash_fed; // all: there are no rows left to save
     header.target_bytes = llama_state_seq_get_size(target.get(), seq);
     header.mtp_bytes    = mtp ? llama_state_seq_get_size(mtp->context(), seq) : 0;
+    header.dflash_bytes = dflash ? llama_state_seq_get_size(dflash->context(), seq) : 0;
 
     const size_t tokens_bytes = s.tokens.size() * sizeof(int32_t);
     const size_t hidden_bytes = s.hidden.size() * sizeof(float);
-    const size_t total = sizeof(header) + tokens_bytes + hidden_bytes + header.target_bytes + header.mtp_bytes;
+    const size_t total = sizeof(header) + tokens_bytes + hidden_bytes + header.target_bytes + header.mtp_bytes +
+                         header.dflash_bytes;
     if (!buf) {
         return total;
     }
@@ -93,6 +103,9 @@ size_t Engine::save(int32_t seq, void * buf, size_t size) {
     put_memory(target.get(), header.target_bytes);
     if (mtp) {
         put_memory(mtp->context(), header.mtp_bytes);
+    }
+    if (dflash) {
+        put_memory(dflash->context(), header.dflash_bytes);
     }
     header.checksum = checksum(start, at - start);
     memcpy(buf, &header, sizeof(header));
@@ -126,6 +139,7 @@ void Engine::restore(int32_t seq, const void * buf, size_t size) {
     const uint8_t * hidden = take((uint64_t) header.n_hidden * header.n_embd * sizeof(float));
     const uint8_t * memory = take(header.target_bytes);
     const uint8_t * cache  = take(header.mtp_bytes);
+    const uint8_t * blocks = take(header.dflash_bytes);
     if (left > 0 || header.checksum != checksum(start, at - start)) {
         fail(PYSPEC_ERR_ARGUMENT, "state to restore into sequence %d is damaged", seq);
     }
@@ -140,6 +154,12 @@ void Engine::restore(int32_t seq, const void * buf, size_t size) {
     if ((header.has_mtp != 0) != (mtp != nullptr)) {
         fail(PYSPEC_ERR_ARGUMENT, "state to restore into sequence %d was saved %s MTP, the engine was opened %s", seq,
              header.has_mtp ? "with" : "without", mtp ? "with it" : "without it");
+    }
+    if (header.dflash_width != (dflash ? (uint32_t) dflash->width() : 0)) {
+        fail(PYSPEC_ERR_ARGUMENT, "state to restore into sequence %d was saved %s", seq,
+             !header.dflash_width ? "without a DFlash drafter, the engine has one"
+             : dflash             ? "with another DFlash drafter"
+                                  : "with a DFlash drafter, the engine has none");
     }
     if (header.n_tokens > n_ctx) {
         fail(PYSPEC_ERR_CONTEXT, "state to restore into sequence %d holds %u tokens; its context has %u", seq,
@@ -159,6 +179,9 @@ void Engine::restore(int32_t seq, const void * buf, size_t size) {
     if (mtp) {
         restore_memory(mtp->context(), cache, header.mtp_bytes);
     }
+    if (dflash) {
+        restore_memory(dflash->context(), blocks, header.dflash_bytes);
+    }
     Sequence & s = sequences[seq];
     s.tokens.resize(header.n_tokens);
     s.hidden.resize((size_t) header.n_hidden * header.n_embd);
@@ -168,7 +191,8 @@ void Engine::restore(int32_t seq, const void * buf, size_t size) {
     if (header.n_hidden > 0) {
         memcpy(s.hidden.data(), hidden, s.hidden.size() * sizeof(float));
     }
-    s.mtp_fed = (int32_t) header.mtp_fed;
+    s.mtp_fed    = (int32_t) header.mtp_fed;
+    s.dflash_fed = (int32_t) header.dflash_fed;
 }
 
 void Engine::copy(int32_t src, int32_t dst) {
