@@ -8,13 +8,18 @@ with a width above 1, the most probable of them are expanded, too, in the same p
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyspec.config import DraftConfig
+from pyspec.cost import follow
 from pyspec.drafter import DraftContext, Drafter
 from pyspec.model_file import ModelFile
 from pyspec.tree import DraftTree, TreeBuilder
+
+if TYPE_CHECKING:
+    from pyspec.native import NativeEngine
 
 
 class MtpDrafter(Drafter):
@@ -22,12 +27,13 @@ class MtpDrafter(Drafter):
 
     name = "mtp"
     uses_mtp = True
-    auto_rank = 10
+    auto = True
+    auto_limits = (6, 2)
 
-    def __init__(self, native: Any, config: DraftConfig) -> None:
+    def __init__(self, native: NativeEngine, config: DraftConfig) -> None:
         super().__init__(native, config)
-        self._top_k = config.top_k if native.info.tree else 1
-        self._width = config.width if native.info.tree else 1
+        self._top_k = self.limits.top_k if native.info.tree else 1
+        self._width = self.limits.width if native.info.tree else 1
 
     @classmethod
     def missing(cls, file: ModelFile, config: DraftConfig) -> str | None:
@@ -35,13 +41,15 @@ class MtpDrafter(Drafter):
 
     @classmethod
     def max_nodes(cls, config: DraftConfig) -> int:
-        return min(config.nodes, 1 + config.depth * config.width * config.top_k)
+        limits = cls.limits_of(config)
+        return min(limits.nodes, 1 + limits.depth * limits.width * limits.top_k)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        depths = [self._depth(context) for context in contexts]
+        depths = [min(self.limits.depth, context.depth) for context in contexts]
         able = [context for context, depth in zip(contexts, depths, strict=True) if depth]
         if not able:
             return [DraftTree.root(context.root) for context in contexts]
+        began = time.perf_counter()
         drafts = self.native.mtp_draft(
             [context.slot for context in able],
             [context.root for context in able],
@@ -50,14 +58,13 @@ class MtpDrafter(Drafter):
             width=self._width,
             min_prob=min(context.min_prob for context in able),
         )
+        ms = 1e3 * (time.perf_counter() - began) / int(drafts.levels.max())
+        self.pass_ms = follow(self.pass_ms, ms)
         rows = iter(zip(*(array.tolist() for array in drafts), strict=True))
         return [
             _tree(context, depth, *next(rows)) if depth else DraftTree.root(context.root)
             for context, depth in zip(contexts, depths, strict=True)
         ]
-
-    def _depth(self, context: DraftContext) -> int:
-        return min(self.config.depth, context.max_depth, context.max_nodes - 1)
 
 
 def _tree(

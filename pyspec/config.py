@@ -19,6 +19,9 @@ DEFAULT_CTX = 4096
 MAX_NODES = 64
 """Most nodes a draft tree may have, the root included."""
 
+DEFAULT_NODES = 16
+"""Most nodes a draft tree has when nothing is said."""
+
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -78,23 +81,64 @@ class EngineConfig:
 class DraftConfig:
     """What is drafted in one step.
 
+    With none of the limits `depth`, `top_k`, `width` and `nodes` given, a controller chooses them
+    in every step, and drafts nothing where that is fastest. With any of them given, every step
+    drafts to these limits.
+
     Attributes:
-        name: A registered drafter, or ``"auto"`` for what the file offers.
-        depth: Longest chain of drafts below the root.
-        top_k: Candidates kept at every depth; 1 drafts a chain, more a tree.
-        nodes: Most nodes a tree may have, the root included.
+        name: A registered drafter, or ``"auto"`` for all that the file offers.
+        depth: Longest chain of drafts below the root; 3 when only other limits are given.
+        top_k: Candidates of a node; 1 drafts a chain, more a tree. 1 when not given.
+        width: Nodes that `mtp` and `draft-model` expand at every depth. 1 when not given.
+        nodes: Most nodes a tree may have, the root included; 16 when not given.
+        model: File of a drafter that is a model of its own.
+        head_rows: Rows of the output matrix that the drafter reads; None to choose, 0 for all.
     """
 
     name: str = "auto"
-    depth: int = 3
-    top_k: int = 1
-    nodes: int = 16
+    depth: int | None = None
+    top_k: int | None = None
+    width: int | None = None
+    nodes: int | None = None
+    model: str | None = None
+    head_rows: int | None = None
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "draft", self.name, "the name of a drafter")
-        _require(1 <= self.depth < MAX_NODES, "draft_depth", self.depth, f"1 to {MAX_NODES - 1}")
-        _require(1 <= self.top_k <= 64, "draft_top_k", self.top_k, "between 1 and 64")
-        _require(1 <= self.nodes <= MAX_NODES, "draft_nodes", self.nodes, f"1 to {MAX_NODES}")
+        for name, value, most in (
+            ("draft_depth", self.depth, MAX_NODES - 1),
+            ("draft_top_k", self.top_k, 64),
+            ("draft_width", self.width, 8),
+            ("draft_nodes", self.nodes, MAX_NODES),
+        ):
+            _require(value is None or 1 <= value <= most, name, value, f"1 to {most}")
+        _require(
+            self.head_rows is None or self.head_rows >= 0,
+            "draft_head_rows",
+            self.head_rows,
+            "0 or more",
+        )
+
+    @property
+    def fixed(self) -> bool:
+        """True when limits are given, so that no controller chooses them."""
+        return any(limit is not None for limit in (self.depth, self.top_k, self.width, self.nodes))
+
+    def limits(self, depth: int = 3, top_k: int = 1) -> DraftLimits:
+        """The limits, with the given values in place of those that are left open."""
+        return DraftLimits(
+            self.depth or depth, self.top_k or top_k, self.width or 1, self.nodes or DEFAULT_NODES
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """Limits of one drafter's trees; see `DraftConfig`."""
+
+    depth: int = 3
+    top_k: int = 1
+    width: int = 1
+    nodes: int = DEFAULT_NODES
 
 
 @dataclass(frozen=True, slots=True)

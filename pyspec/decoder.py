@@ -15,7 +15,7 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from pyspec.accept import AcceptedPath
-from pyspec.drafter import Drafter, Outcome
+from pyspec.drafter import Drafter, Outcome, StepCost
 from pyspec.errors import PyspecError
 from pyspec.sequence import Sequence
 from pyspec.stats import StepClock
@@ -60,6 +60,9 @@ class Decoder:
             emissions = self._emit(turns)
         for sequence in sequences:
             sequence.stats.add_time(clock)
+        columns = len(trees) * max(len(tree) for tree in trees)
+        draft_ms = clock.ms["draft"]
+        self.drafter.observe_cost(StepCost(columns, draft_ms, clock.total_ms - draft_ms))
         return emissions
 
     def _propose(self, sequences: Many[Sequence]) -> list[DraftTree]:

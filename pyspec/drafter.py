@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from pyspec.config import DraftConfig
+from pyspec.config import DraftConfig, DraftLimits
 from pyspec.model_file import ModelFile
 from pyspec.tree import DraftTree
 
 if TYPE_CHECKING:
     from pyspec.accept import AcceptedPath
+    from pyspec.native import NativeEngine
 
 
 class DraftContext(NamedTuple):
@@ -26,17 +27,26 @@ class DraftContext(NamedTuple):
         tokens: Prompt and output so far; the last one is the root, not yet read by the target.
         max_nodes: Most nodes the tree may have, the root included.
         max_depth: Deepest node allowed; 0 asks for the root alone.
+        min_prob: Paths less probable than this are not worth another drafting pass.
+        only: Names of the drafters that may draft for it; None for all.
     """
 
     slot: int
     tokens: Sequence[int]
     max_nodes: int
     max_depth: int
+    min_prob: float = 0.0
+    only: frozenset[str] | None = None
 
     @property
     def root(self) -> int:
         """The last emitted token, node 0 of the tree."""
         return self.tokens[-1]
+
+    @property
+    def depth(self) -> int:
+        """Deepest node that fits into all limits."""
+        return min(self.max_depth, self.max_nodes - 1)
 
 
 class Outcome(NamedTuple):
@@ -47,33 +57,67 @@ class Outcome(NamedTuple):
     path: AcceptedPath
 
 
+class StepCost(NamedTuple):
+    """What a step cost.
+
+    Attributes:
+        columns: Tokens in the target's pass: sequences times nodes of the largest tree.
+        draft_ms: Wall time of drafting.
+        rest_ms: Wall time of everything else: verification, sampling, commit.
+    """
+
+    columns: int
+    draft_ms: float
+    rest_ms: float
+
+
 class Drafter(ABC):
     """Proposes a draft tree for every sequence in every step.
 
     Class attributes:
         name: What ``--draft`` calls it.
         uses_mtp: Opens the model's MTP block.
-        auto_rank: Order of preference for ``--draft auto``; the highest that the file offers wins.
+        auto: Takes part in ``--draft auto`` when nothing is missing.
+        auto_limits: Depth and candidates when a controller chooses how much of it is used.
+        free: Drafts in next to no time, so there is no reason to leave it out.
+
+    Attributes:
+        pass_ms: Milliseconds that going one node deeper takes, as lately measured; 0 when a draft
+            costs the same however deep it is.
     """
 
     name: ClassVar[str]
     uses_mtp: ClassVar[bool] = False
-    auto_rank: ClassVar[int] = 0
+    auto: ClassVar[bool] = False
+    auto_limits: ClassVar[tuple[int, int]] = (8, 3)
+    free: ClassVar[bool] = False
+    pass_ms: float = 0.0
 
-    def __init__(self, native: Any, config: DraftConfig) -> None:
+    def __init__(self, native: NativeEngine, config: DraftConfig) -> None:
         """Keeps the engine's native core and the options; subclasses prepare theirs here."""
         self.native = native
         self.config = config
+        self.limits = self.limits_of(config)
 
     @classmethod
-    def missing(cls, file: ModelFile) -> str | None:
-        """What `file` lacks for this drafter, or None when it offers all that is needed."""
+    def missing(cls, file: ModelFile, config: DraftConfig) -> str | None:
+        """What is lacking for this drafter, or None when it can be used on `file`."""
         return None
+
+    @classmethod
+    def configured(cls, file: ModelFile, config: DraftConfig) -> DraftConfig:
+        """`config`, completed with what the file says."""
+        return config
+
+    @classmethod
+    def limits_of(cls, config: DraftConfig) -> DraftLimits:
+        """The limits of this drafter's trees under `config`."""
+        return config.limits() if config.fixed else config.limits(*cls.auto_limits)
 
     @classmethod
     def max_nodes(cls, config: DraftConfig) -> int:
         """Most nodes that this drafter's trees can have under `config`, the root included."""
-        return config.nodes
+        return cls.limits_of(config).nodes
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
@@ -85,6 +129,9 @@ class Drafter(ABC):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027 - optional
         """Learns what was accepted; called after the commit of every step."""
+
+    def observe_cost(self, cost: StepCost) -> None:  # noqa: B027 - optional
+        """Learns what a step cost; called at the end of every step."""
 
     def forget(self, slot: int) -> None:  # noqa: B027 - optional
         """Drops what is known of a slot; called when its sequence ends or is replaced."""

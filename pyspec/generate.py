@@ -22,8 +22,10 @@ from typing import Any, Self
 
 from pyspec.chat import ChatTemplate
 from pyspec.config import DEFAULT_CTX, DraftConfig, EngineConfig, SamplingConfig
+from pyspec.controller import Controller
+from pyspec.cost import CostCurve, Tuning, curve_of, measure
 from pyspec.decoder import Decoder, Emission
-from pyspec.drafter import PlainDecoding
+from pyspec.drafter import Drafter, PlainDecoding
 from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
 from pyspec.model_file import ModelFile, resolve_model
 from pyspec.native import NativeEngine, NativeInfo
@@ -102,12 +104,14 @@ class Engine:
         self.config = _config_of(config, options)
         self.draft = draft if isinstance(draft, DraftConfig) else DraftConfig(draft)
         self.file = ModelFile.read(resolve_model(model))
-        drafter = choose(self.draft.name, self.file)
-        max_nodes = drafter.max_nodes(self.draft)
+        drafters = choose(self.draft, self.file)
+        for drafter in drafters:
+            self.draft = drafter.configured(self.file, self.draft)
+        max_nodes = max(drafter.max_nodes(self.draft) for drafter in drafters)
         native: dict[str, Any] = {
             "n_ctx": _context_of(self.config, self.file),
             "max_nodes": max_nodes,
-            "mtp": drafter.uses_mtp,
+            "mtp": any(drafter.uses_mtp for drafter in drafters),
         }
         if share is None:
             self.native = NativeEngine.open(
@@ -117,13 +121,30 @@ class Engine:
             self.native = NativeEngine.attach(share.native, self.config, **native)
         self.plain_because = _why_plain(self.native.info)
         if self.plain_because:
-            if not issubclass(drafter, PlainDecoding):
+            if drafters != [PlainDecoding]:
                 _log.warning("%s: %s", self.file.path.name, self.plain_because)
-            drafter = PlainDecoding
-        self.drafter = drafter(self.native, self.draft)
+            drafters = [PlainDecoding]
+        try:
+            self.drafter = self._open_drafter(drafters, max_nodes)
+        except BaseException:
+            self.native.close()
+            raise
         self._decoder = Decoder(self.drafter, Verifier(self.native, max_nodes))
         self._free = list(range(self.config.n_slots))[::-1]
         self._pieces: dict[int, bytes] = {}
+
+    def _open_drafter(self, drafters: list[type[Drafter]], max_nodes: int) -> Drafter:
+        """The drafter itself where limits are fixed, else a controller over all of them."""
+        sources = [drafter(self.native, self.draft) for drafter in drafters]
+        if len(sources) == 1 and (self.draft.fixed or drafters == [PlainDecoding]):
+            return sources[0]
+        tuning = Tuning.load(self.file, self.config)
+        curve = (
+            CostCurve(tuning.points)
+            if tuning
+            else curve_of(measure(self.native, max_nodes, rounds=3, seconds=0.5))
+        )
+        return Controller(sources, curve, max_nodes)
 
     # ---- one request at a time ----
 

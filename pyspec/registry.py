@@ -16,6 +16,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 import pyspec.drafts
+from pyspec.config import DraftConfig
 from pyspec.drafter import Drafter, PlainDecoding
 from pyspec.errors import DraftError
 from pyspec.model_file import ModelFile
@@ -23,7 +24,7 @@ from pyspec.model_file import ModelFile
 ENTRY_POINT_GROUP = "pyspec.drafters"
 
 AUTO = "auto"
-"""Stands for the best drafter that a file offers."""
+"""Stands for all drafters that a file offers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +58,26 @@ def registry() -> dict[str, type[Drafter]]:
     return found
 
 
-def offers(file: ModelFile) -> list[Offer]:
-    """For every drafter, what the file lacks for it."""
-    return [Offer(name, drafter.missing(file)) for name, drafter in registry().items()]
+def offers(file: ModelFile, config: DraftConfig | None = None) -> list[Offer]:
+    """For every drafter, what is lacking for it on `file`."""
+    config = config or DraftConfig()
+    return [Offer(name, drafter.missing(file, config)) for name, drafter in registry().items()]
 
 
-def choose(name: str, file: ModelFile) -> type[Drafter]:
-    """The drafter called `name`, or for ``auto`` the best one that the file offers.
+def choose(config: DraftConfig, file: ModelFile) -> list[type[Drafter]]:
+    """The drafters that `config` names: one, or for ``auto`` all that the file offers.
 
     Raises:
-        DraftError: There is no such drafter, or the file lacks what it needs.
+        DraftError: There is no such drafter, or something is lacking for it.
     """
     known = registry()
-    if name == AUTO:
-        able = [drafter for drafter in known.values() if drafter.missing(file) is None]
-        return max(able, key=lambda drafter: drafter.auto_rank)
-    if name not in known:
-        raise DraftError(f"no drafter is called {name!r}, there are: {AUTO}, {', '.join(known)}")
-    if lacking := known[name].missing(file):
-        raise DraftError(f"{file.path} cannot be drafted with {name!r}: {lacking}")
-    return known[name]
+    if config.name == AUTO:
+        able = [kind for kind in known.values() if kind.auto and not kind.missing(file, config)]
+        return able or [PlainDecoding]
+    if config.name not in known:
+        raise DraftError(
+            f"no drafter is called {config.name!r}, there are: {AUTO}, {', '.join(known)}"
+        )
+    if lacking := known[config.name].missing(file, config):
+        raise DraftError(f"{file.path} cannot be drafted with {config.name!r}: {lacking}")
+    return [known[config.name]]

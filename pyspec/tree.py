@@ -7,7 +7,6 @@ left to right, and a chain is a tree in which every parent is the node before.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -102,43 +101,23 @@ class DraftTree:
         )
 
     @classmethod
-    def from_siblings(
-        cls, root: int, tokens: ArrayLike, log_probs: ArrayLike, nodes: int, source: str = ""
+    def _trusted(
+        cls,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        depths: Sequence[int],
+        log_probs: Sequence[float],
+        sources: tuple[frozenset[str], ...],
     ) -> DraftTree:
-        """A chain with siblings at every depth, as a drafter that ranks candidates gives them.
-
-        Candidate 0 of every depth carries on the chain; the others end there. The most probable
-        paths are kept (cumulative log-probability), up to `nodes` nodes.
-
-        Args:
-            root: The last emitted token.
-            tokens: int [depth, top_k]; candidates by falling probability.
-            log_probs: float [depth, top_k]; their log-probabilities.
-            nodes: Most nodes of the result, the root included.
-            source: Name kept as every node's source.
-        """
-        rows: list[list[int]] = np.asarray(tokens, np.int32).tolist()
-        scores: list[list[float]] = np.asarray(log_probs, np.float32).tolist()
-        out_tokens, out_parents, out_scores = [root], [-1], [0.0]
-        heap: list[tuple[float, int, int]] = []  # (-cumulative, depth, rank)
-        spine = [0]  # node of candidate 0 at every depth, the root first
-        cumulative = 0.0
-        if rows:
-            heap.append((-scores[0][0], 0, 0))
-        while heap and len(out_tokens) < nodes:
-            negative, depth, rank = heapq.heappop(heap)
-            out_tokens.append(rows[depth][rank])
-            out_parents.append(spine[depth])
-            out_scores.append(scores[depth][rank])
-            if rank + 1 < len(rows[depth]):
-                parent_score = -negative - scores[depth][rank]
-                heapq.heappush(heap, (-(parent_score + scores[depth][rank + 1]), depth, rank + 1))
-            if rank == 0:
-                spine.append(len(out_tokens) - 1)
-                cumulative = -negative
-                if depth + 1 < len(rows):
-                    heapq.heappush(heap, (-(cumulative + scores[depth + 1][0]), depth + 1, 0))
-        return cls.from_parents(out_tokens, out_parents, out_scores, source)
+        """A tree from lists that are known to describe one: every step makes some."""
+        tree = object.__new__(cls)
+        put = object.__setattr__
+        put(tree, "tokens", np.array(tokens, np.int32))
+        put(tree, "parents", np.array(parents, np.int32))
+        put(tree, "depths", np.array(depths, np.int32))
+        put(tree, "log_probs", np.array(log_probs, np.float32))
+        put(tree, "sources", sources)
+        return tree
 
     def __len__(self) -> int:
         return self.tokens.size
@@ -201,6 +180,105 @@ class DraftTree:
         )
 
 
+class TreeBuilder:
+    """Collects candidates into a tree whose nodes share prefixes, then keeps the best of it.
+
+    Attributes:
+        tokens: Token of every node; the root is node 0.
+        parents: Parent of every node; -1 at the root.
+        depths: Depth of every node.
+        log_probs: Log-probability of every node given its parent; the highest that was proposed.
+        sources: Names of the drafters that proposed a node.
+    """
+
+    __slots__ = ("_known", "depths", "log_probs", "parents", "sources", "tokens")
+
+    def __init__(self, root: int) -> None:
+        self.tokens = [root]
+        self.parents = [-1]
+        self.depths = [0]
+        self.log_probs = [0.0]
+        self.sources = [_NO_SOURCE]
+        self._known: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(
+        self, parent: int, token: int, log_prob: float, sources: frozenset[str] = _NO_SOURCE
+    ) -> int:
+        """Proposes `token` behind the node `parent`; returns its node, which may exist already."""
+        key = (parent, token)
+        node = self._known.get(key)
+        if node is None:
+            node = self._known[key] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1)
+            self.log_probs.append(log_prob)
+            self.sources.append(sources)
+        else:
+            if log_prob > self.log_probs[node]:
+                self.log_probs[node] = log_prob
+            if sources:
+                self.sources[node] |= sources
+        return node
+
+    def add_tree(self, tree: DraftTree, sources: frozenset[str] = _NO_SOURCE) -> list[int]:
+        """Proposes all of `tree`; returns the place of each of its nodes.
+
+        Raises:
+            TreeError: It starts from another root.
+        """
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        if tokens[0] != self.tokens[0]:
+            raise TreeError(
+                f"trees start from tokens {self.tokens[0]} and {tokens[0]}, must agree"
+            )
+        own = tree.sources
+        if own or sources:
+            self.sources[0] |= own[0] if own else sources
+        log_probs = tree.log_probs.tolist()
+        place = [0]
+        for node in range(1, len(tokens)):
+            mark = own[node] if own else sources
+            place.append(self.add(place[parents[node]], tokens[node], log_probs[node], mark))
+        return place
+
+    def path_log_probs(self) -> list[float]:
+        """For every node the log-probability of its whole path."""
+        total = [0.0]
+        for parent, log_prob in zip(self.parents[1:], self.log_probs[1:], strict=True):
+            total.append(total[parent] + min(log_prob, 0.0))
+        return total
+
+    def best(self, nodes: int = MAX_NODES) -> DraftTree:
+        """The tree of the at most `nodes` nodes with the most probable paths."""
+        return self.take(self.ranked(nodes))
+
+    def ranked(self, nodes: int = MAX_NODES) -> list[int]:
+        """The at most `nodes` nodes with the most probable paths, in that order; the root first."""
+        total, depths = self.path_log_probs(), self.depths
+        # A node never scores above its parent: with ties broken by depth, parents come first.
+        order = sorted(range(len(total)), key=lambda node: (-total[node], depths[node], node))
+        return order[: max(1, min(nodes, MAX_NODES))]
+
+    def take(self, keep: Iterable[int]) -> DraftTree:
+        """The tree of the nodes `keep`, which hold every one's parent."""
+        kept = sorted(keep)
+        place = {old: new for new, old in enumerate(kept)}
+        parents = [-1]
+        parents += [place[self.parents[node]] for node in kept[1:]]
+        sources = [self.sources[node] for node in kept]
+        return DraftTree._trusted(
+            [self.tokens[node] for node in kept],
+            parents,
+            [self.depths[node] for node in kept],
+            [self.log_probs[node] for node in kept],
+            tuple(sources) if any(sources) else (),
+        )
+
+
 def merge(
     trees: Mapping[str, DraftTree] | Iterable[DraftTree], nodes: int = MAX_NODES
 ) -> DraftTree:
@@ -216,49 +294,10 @@ def merge(
     named = list(trees.items()) if isinstance(trees, Mapping) else [("", tree) for tree in trees]
     if not named:
         raise TreeError("merge needs at least one tree, got none")
-    root = int(named[0][1].tokens[0])
-    tokens, parents, scores, sources = [root], [-1], [0.0], [_NO_SOURCE]
-    trie: dict[tuple[int, int], int] = {}
+    builder = TreeBuilder(int(named[0][1].tokens[0]))
     for name, tree in named:
-        if int(tree.tokens[0]) != root:
-            raise TreeError(f"trees start from tokens {root} and {int(tree.tokens[0])}, must agree")
-        place = [0] * len(tree)
-        for node in range(len(tree)):
-            mark = tree.sources[node] if tree.sources else frozenset([name] if name else [])
-            if node:
-                key = (place[tree.parents[node]], int(tree.tokens[node]))
-                place[node] = trie.setdefault(key, len(tokens))
-                if place[node] == len(tokens):
-                    tokens.append(key[1])
-                    parents.append(key[0])
-                    scores.append(-np.inf)
-                    sources.append(_NO_SOURCE)
-                scores[place[node]] = max(scores[place[node]], float(tree.log_probs[node]))
-            sources[place[node]] |= mark
-    return _build_merged(tokens, parents, scores, sources, nodes)
-
-
-def _build_merged(
-    tokens: list[int],
-    parents: list[int],
-    scores: list[float],
-    sources: list[frozenset[str]],
-    nodes: int,
-) -> DraftTree:
-    depths, total = [0], [0.0]
-    for node in range(1, len(tokens)):
-        depths.append(depths[parents[node]] + 1)
-        total.append(total[parents[node]] + min(scores[node], 0.0))
-    limit = max(1, min(nodes, MAX_NODES))
-    keep = sorted(sorted(range(len(tokens)), key=lambda i: (-total[i], depths[i], i))[:limit])
-    new_index = {old: new for new, old in enumerate(keep)}
-    return DraftTree(
-        np.asarray([tokens[i] for i in keep], np.int32),
-        np.asarray([-1, *(new_index[parents[i]] for i in keep[1:])], np.int32),
-        np.asarray([depths[i] for i in keep], np.int32),
-        np.asarray([scores[i] for i in keep], np.float32),
-        tuple(sources[i] for i in keep) if any(sources) else (),
-    )
+        builder.add_tree(tree, frozenset([name] if name else []))
+    return builder.best(nodes)
 
 
 _FIELDS = (

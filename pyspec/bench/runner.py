@@ -126,12 +126,12 @@ def _open_all(
     """An engine for plain decoding, then one per drafter, all on the same weights."""
     file = ModelFile.read(resolve_model(model))
     baseline = DraftConfig(PLAIN)
-    drafters = {draft: choose(draft.name, file) for draft in (baseline, *drafts)}
+    drafters = {draft: choose(draft, file) for draft in (baseline, *drafts)}
     # The first one opened loads the weights, so it must be one that needs the MTP block's, too.
-    order = sorted(drafters, key=lambda draft: not drafters[draft].uses_mtp)
+    order = sorted(drafters, key=lambda draft: not any(one.uses_mtp for one in drafters[draft]))
     opened: dict[DraftConfig, Engine] = {}
     for draft in order:
-        if draft is baseline or drafters[draft].name != PLAIN:
+        if draft is baseline or draft.name != PLAIN:
             owner = next(iter(opened.values()), None)
             engine = Engine(model, draft, config, progress=loading, share=owner)
             opened[draft] = stack.enter_context(engine)

@@ -30,28 +30,45 @@ def _all(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comma
 
 draft_limit_options = _all(
     click.option(
+        "--draft-model",
+        default=None,
+        metavar="FILE",
+        help="GGUF of a drafter that is a model of its own: a DFlash file, or a small model.",
+    ),
+    click.option(
         "--draft-depth",
         type=int,
-        default=DRAFT.depth,
-        show_default=True,
+        default=None,
         metavar="N",
-        help="Longest chain of drafts.",
+        help="Longest chain of drafts.  [default: chosen in every step]",
     ),
     click.option(
         "--draft-top-k",
         type=int,
-        default=DRAFT.top_k,
-        show_default=True,
+        default=None,
         metavar="K",
-        help="Candidates at every depth; 1 drafts a chain.",
+        help="Candidates of a node; 1 drafts a chain.  [default: chosen in every step]",
+    ),
+    click.option(
+        "--draft-width",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Nodes that a model expands at every depth.  [default: 1]",
     ),
     click.option(
         "--draft-nodes",
         type=int,
-        default=DRAFT.nodes,
-        show_default=True,
+        default=None,
         metavar="N",
-        help="Most nodes of a draft tree, its root included.",
+        help="Most nodes of a draft tree, its root included.  [default: chosen, 16 at most]",
+    ),
+    click.option(
+        "--draft-head-rows",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Rows of the output matrix that the drafter reads; 0 for all.  [default: chosen]",
     ),
 )
 
@@ -61,7 +78,7 @@ draft_options = _all(
         default=DRAFT.name,
         show_default=True,
         metavar="NAME",
-        help="Drafter: none, mtp, ..., or auto for what the file offers.",
+        help="Drafter: none, mtp, dflash, ngram, ..., or auto for all that the file offers.",
     ),
     draft_limit_options,
 )

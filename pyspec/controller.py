@@ -1,0 +1,330 @@
+"""`Controller`: decides in every step who drafts, how far, and which nodes are worth verifying.
+
+It is itself a drafter, made of others. A step goes like this:
+
+    plan      which drafters to ask: the set that has been fastest, now and then another one
+    propose   their trees, merged into one per sequence; shared prefixes are one node
+    value     the probability that a node is accepted: calibrated, along its path
+    choose    the size of tree for which the nodes' values pay for their columns
+
+A node is worth its value in tokens. A millisecond is worth the tokens that this machine has lately
+produced in one (the rate). So a tree of w nodes for each of S sequences is worth
+
+    sum of the values of its nodes - rate * cost(S * w)
+
+and the w with the highest worth is taken (the rule that maximises tokens per second in the long
+run; compare Sadhukhan et al., MagicDec, arXiv 2408.11049, and DSpark's scheduler, which maximises
+expected tokens times steps per second). cost() is measured, see `pyspec.cost`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyspec.calibration import Calibration, Key, key_of
+from pyspec.cost import COLUMNS, CostCurve, follow
+from pyspec.drafter import DraftContext, Drafter, Outcome, StepCost
+from pyspec.tree import DraftTree, TreeBuilder
+
+Plan = frozenset[str]
+"""Names of the drafters that a step asks."""
+
+PLAIN: Plan = frozenset()
+
+_FADE = 0.96  # of a plan's memory, per step that used it
+_TRUST = 6.0  # steps that what all requests have taught counts for in a new one
+_BURST = 3  # steps of a trial; the first one is slow, it makes up for what was left out
+_FIRST_TRY = 8  # steps until a slower plan is tried again
+_LAST_TRY = 128  # the same, when it was slower every time
+_RATE_FADE = 0.97
+
+
+@dataclass(slots=True)
+class Memory:
+    """Fading sums of a plan's tokens and steps in one request, or in all."""
+
+    tokens: float = 0.0
+    steps: float = 0.0
+
+    def add(self, tokens: float) -> None:
+        """One more step."""
+        self.tokens = _FADE * self.tokens + tokens
+        self.steps = _FADE * self.steps + 1.0
+
+
+@dataclass(slots=True)
+class Trial:
+    """When a plan is tried although another one is faster."""
+
+    interval: int = _FIRST_TRY
+    due: int = 0
+    ms: dict[int, float] = field(default_factory=dict)  # of a step, by number of sequences
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What the controller remembers of a tree until its outcome is known."""
+
+    builder: TreeBuilder
+    kept: list[int]  # builder's node of every node of the tree
+    keys: list[Key | None]  # of every builder's node
+
+
+class Controller(Drafter):
+    """Drafts with several drafters as far as it pays, and not at all where nothing pays."""
+
+    def __init__(self, sources: Sequence[Drafter], curve: CostCurve, max_nodes: int) -> None:
+        """Takes over drafters and what is known of the machine.
+
+        Args:
+            sources: The drafters, of different names, on one engine.
+            curve: What a step costs.
+            max_nodes: Largest tree of the engine.
+        """
+        self.sources = list(sources)
+        self.name = "+".join(source.name for source in self.sources)  # type: ignore[misc]
+        self.curve = curve
+        self._sizes = [n for n in COLUMNS if n <= max_nodes]
+        self._calibration = Calibration()
+        self._plans = _plans(self.sources)
+        self._trials = {plan: Trial() for plan in self._plans}
+        self._all = {plan: Memory() for plan in self._plans}
+        self._own: dict[int, dict[Plan, Memory]] = {}
+        self._rate = 1.0 / curve.ms(1)  # tokens per millisecond, all sequences together
+        self._proposals: dict[int, Proposal] = {}
+        self._plan = PLAIN
+        self._last = PLAIN  # the plan of the step before
+        self._burst = 0  # steps that a trial goes on
+        self._sequences = 0
+        self._steps = 0
+        self._tokens = 0
+
+    # ---- a step ----
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        self._steps += 1
+        self._sequences = len(contexts)
+        self._last, self._plan = self._plan, self._choose_plan(contexts)
+        proposals = self._ask(contexts, self._plan)
+        values = [
+            self._value(context.slot, proposal)
+            for context, proposal in zip(contexts, proposals, strict=True)
+        ]
+        size = self._choose_size(values)
+        self._proposals = {}
+        trees = []
+        for context, proposal, value in zip(contexts, proposals, values, strict=True):
+            kept = _most_valuable(proposal.builder, value, min(size, context.max_nodes))
+            proposal.kept = kept
+            self._proposals[context.slot] = proposal
+            trees.append(proposal.builder.take(kept))
+        return trees
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        self._tokens = 0
+        for outcome in outcomes:
+            tokens = len(outcome.path.tokens)
+            self._tokens += tokens
+            self._all[self._plan].add(tokens)
+            own = self._own.setdefault(outcome.slot, {})
+            own.setdefault(self._plan, Memory()).add(tokens)
+            proposal = self._proposals.pop(outcome.slot, None)
+            if proposal is not None:
+                self._learn(outcome, proposal)
+        for source in self.sources:
+            source.observe(outcomes)
+
+    def observe_cost(self, cost: StepCost) -> None:
+        self.curve.observe(cost.columns, cost.rest_ms)
+        ms = cost.draft_ms + cost.rest_ms
+        known = self._trials[self._plan].ms
+        if self._plan == self._last or self._sequences not in known:
+            known[self._sequences] = follow(known.get(self._sequences, 0.0), ms)
+        if self._tokens:
+            rate = self._tokens / ms
+            self._rate = rate if self._steps == 1 else _mix(self._rate, rate, _RATE_FADE)
+        for source in self.sources:
+            source.observe_cost(cost)
+
+    def forget(self, slot: int) -> None:
+        self._own.pop(slot, None)
+        self._proposals.pop(slot, None)
+        self._calibration.forget(slot)
+        for source in self.sources:
+            source.forget(slot)
+
+    def close(self) -> None:
+        for source in self.sources:
+            source.close()
+
+    # ---- plan ----
+
+    def _choose_plan(self, contexts: Sequence[DraftContext]) -> Plan:
+        """The fastest plan, unless another one is due to be tried, or is being tried."""
+        allowed = self._allowed(contexts)
+        if self._burst > 0 and self._plan in allowed:
+            self._burst -= 1
+            return self._plan
+        speeds = {plan: self._speed(plan, contexts) for plan in allowed}
+        fastest = max(allowed, key=lambda plan: speeds[plan])
+        for plan in allowed:
+            trial = self._trials[plan]
+            if plan == fastest and speeds[plan] < math.inf:
+                trial.interval = _FIRST_TRY
+                trial.due = self._steps + trial.interval
+            elif speeds[plan] == math.inf or self._steps >= trial.due:
+                trial.interval = min(2 * trial.interval, _LAST_TRY)
+                trial.due = self._steps + trial.interval
+                self._burst = _BURST - 1
+                return plan
+        return fastest
+
+    def _allowed(self, contexts: Sequence[DraftContext]) -> list[Plan]:
+        only = [context.only for context in contexts if context.only is not None]
+        if not any(context.depth > 0 for context in contexts):
+            return [PLAIN]
+        if len(only) < len(contexts):
+            return self._plans
+        wanted = frozenset[str]().union(*only)
+        return [plan for plan in self._plans if plan & wanted or plan == PLAIN]
+
+    def _speed(self, plan: Plan, contexts: Sequence[DraftContext]) -> float:
+        """Tokens per millisecond that the sequences can expect; infinite when never tried."""
+        n = len(contexts)
+        ms = self._trials[plan].ms
+        if not ms:
+            return math.inf
+        step = ms.get(n)
+        if step is None:  # known for another number of sequences: scaled as plain decoding is
+            other = min(ms, key=lambda known: abs(known - n))
+            step = ms[other] * self.curve.ms(n) / self.curve.ms(other)
+        return sum(self._expected(plan, context.slot) for context in contexts) / step
+
+    def _expected(self, plan: Plan, slot: int) -> float:
+        """Tokens that a step with `plan` gives the request in `slot`."""
+        if plan == PLAIN:
+            return 1.0
+        every = self._all[plan]
+        usual = every.tokens / every.steps if every.steps else 1.0
+        own = self._own.get(slot, {}).get(plan)
+        if own is None:
+            return usual
+        return (own.tokens + _TRUST * usual) / (own.steps + _TRUST)
+
+    # ---- propose ----
+
+    def _ask(self, contexts: Sequence[DraftContext], plan: Plan) -> list[Proposal]:
+        builders = [TreeBuilder(context.root) for context in contexts]
+        keys: list[list[Key | None]] = [[None] for _ in contexts]
+        for source in self.sources:
+            if source.name not in plan:
+                continue
+            asked = [
+                (i, context._replace(min_prob=self._least_probable(source)))
+                for i, context in enumerate(contexts)
+                if context.only is None or source.name in context.only
+            ]
+            if not asked:
+                continue
+            mark = frozenset((source.name,))
+            trees = source.propose([context for _, context in asked])
+            for (i, _), tree in zip(asked, trees, strict=True):
+                builders[i].add_tree(tree, mark)
+        return [
+            Proposal(builder, [], known) for builder, known in zip(builders, keys, strict=True)
+        ]
+
+    def _least_probable(self, source: Drafter) -> float:
+        """Below this probability of a path, another pass of the drafter costs more than it gives.
+
+        A pass is worth at most the probability of the path that it extends, and costs its time and
+        that of a column.
+        """
+        if not source.pass_ms:
+            return 0.0
+        n = self._sequences
+        column = (self.curve.ms(4 * n) - self.curve.ms(n)) / 3
+        return min(self._rate * (source.pass_ms + column) / n, 0.9)
+
+    # ---- value ----
+
+    def _value(self, slot: int, proposal: Proposal) -> list[float]:
+        """Probability of acceptance of every node of the builder; fills the proposal's keys."""
+        builder, keys = proposal.builder, proposal.keys
+        ranks: dict[int, int] = {}
+        value = [1.0]
+        probability = self._calibration.probability
+        order = _by_rank(builder)
+        rank_of = [0] * len(builder)
+        for node in order:
+            parent = builder.parents[node]
+            rank_of[node] = ranks.get(parent, 0)
+            ranks[parent] = rank_of[node] + 1
+        for node in range(1, len(builder)):
+            log_prob = builder.log_probs[node]
+            key = key_of(builder.sources[node], builder.depths[node], rank_of[node], log_prob)
+            keys.append(key)
+            value.append(value[builder.parents[node]] * probability(slot, key, log_prob))
+        return value
+
+    def _choose_size(self, values: Sequence[Sequence[float]]) -> int:
+        """The number of nodes a tree for which the sequences together gain the most."""
+        ranked = [sorted(value[1:], reverse=True) for value in values]
+        most = 1 + max(map(len, ranked))
+        n = len(ranked)
+        best, best_worth, gained, counted = 1, -math.inf, 0.0, 0
+        for size in self._sizes:
+            if size > most:
+                break
+            for value in ranked:
+                gained += sum(value[counted : size - 1])
+            counted = size - 1
+            worth = gained - self._rate * self.curve.ms(n * size)
+            if worth > best_worth:
+                best, best_worth = size, worth
+        return best
+
+    # ---- learn ----
+
+    def _learn(self, outcome: Outcome, proposal: Proposal) -> None:
+        """Counts the children of every node that was walked: one of them was right, or none."""
+        parents = outcome.tree.parents.tolist()
+        tokens = outcome.tree.tokens.tolist()
+        drawn = dict(zip(outcome.path.nodes, outcome.path.tokens, strict=True))
+        for node in range(1, len(parents)):
+            token = drawn.get(parents[node])
+            if token is not None:
+                key = proposal.keys[proposal.kept[node]]
+                if key is not None:
+                    self._calibration.observe(outcome.slot, key, tokens[node] == token)
+
+
+def _plans(sources: Sequence[Drafter]) -> list[Plan]:
+    """Plain decoding, then the free drafters with each of the others, and with none."""
+    free = frozenset(source.name for source in sources if source.free)
+    costly = [source.name for source in sources if source.name not in free]
+    plans = [free | {name} for name in costly]
+    if free:
+        plans.append(free)
+    return [*plans, PLAIN]
+
+
+def _by_rank(builder: TreeBuilder) -> list[int]:
+    """The nodes but the root, the most probable children of a node first."""
+    log_probs = builder.log_probs
+    return sorted(range(1, len(builder)), key=lambda node: -log_probs[node])
+
+
+def _most_valuable(builder: TreeBuilder, value: Sequence[float], size: int) -> list[int]:
+    """The `size` nodes of the highest value, in order of the builder; each with its parent."""
+    if len(builder) <= size:
+        return list(range(len(builder)))
+    depths = builder.depths
+    order = sorted(range(len(value)), key=lambda node: (-value[node], depths[node], node))
+    return sorted(order[:size])
+
+
+def _mix(old: float, new: float, keep: float) -> float:
+    return keep * old + (1 - keep) * new

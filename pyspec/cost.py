@@ -1,0 +1,222 @@
+"""`CostCurve`: milliseconds of a step by the number of tokens in the target's pass.
+
+The curve has steps, where kernels switch, so it is measured, not assumed: once in a few passes
+when an engine opens, thoroughly by ``pyspec tune``, and all the time while decoding.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pyspec._version
+from pyspec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from pyspec.config import EngineConfig
+    from pyspec.model_file import ModelFile
+    from pyspec.native import NativeEngine
+
+COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Sizes that are measured, and the only sizes of tree that a controller uses."""
+
+_STEP = 0.1  # how far a measured size follows a new measurement
+_DRIFT = 0.02  # how far all sizes follow: the machine as a whole is slower or faster, text longer
+_LEAST, _MOST = 0.5, 1.25  # what a single measurement counts for, as a factor
+
+
+class CostCurve:
+    """Milliseconds of a step, linear between the measured sizes.
+
+    Args:
+        points: Columns and milliseconds, at least one.
+    """
+
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        self._columns: list[int] = []
+        self._ms: list[float] = []
+        for columns, ms in sorted(points):
+            self._columns.append(columns)
+            self._ms.append(ms)
+        if not self._columns or self._columns[0] < 1 or min(self._ms) <= 0:
+            raise ArgumentError("cost curve needs points of at least 1 column and more than 0 ms")
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """Columns and milliseconds."""
+        return list(zip(self._columns, self._ms, strict=True))
+
+    def ms(self, columns: int) -> float:
+        """Milliseconds of a step with so many columns; extrapolated beyond the last size."""
+        at = bisect.bisect_left(self._columns, columns)
+        if at < len(self._columns) and self._columns[at] == columns:
+            return self._ms[at]
+        if len(self._columns) == 1:
+            # Nothing else is known: half of a token's cost is shared.
+            return self._ms[0] * (1 + 0.5 * (columns - self._columns[0]) / self._columns[0])
+        at = min(max(at, 1), len(self._columns) - 1)
+        low, high = self._columns[at - 1], self._columns[at]
+        slope = (self._ms[at] - self._ms[at - 1]) / (high - low)
+        return max(self._ms[at - 1] + max(slope, 0.0) * (columns - low), 1e-6)
+
+    def observe(self, columns: int, ms: float) -> None:
+        """Follows a step that was measured while decoding."""
+        ratio = min(max(ms / self.ms(columns), _LEAST), _MOST)
+        drift, step = ratio**_DRIFT, ratio**_STEP
+        at = bisect.bisect_left(self._columns, columns)
+        near = {at} if at < len(self._columns) and self._columns[at] == columns else {at - 1, at}
+        for i in range(len(self._ms)):
+            self._ms[i] *= step if i in near else drift
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A round of `measure`.
+
+    Attributes:
+        columns: Tokens in the pass.
+        ms: Milliseconds of the single passes.
+    """
+
+    columns: int
+    ms: list[float]
+
+
+def measure(
+    native: NativeEngine,
+    max_nodes: int,
+    *,
+    rounds: int = 3,
+    seconds: float = 1.0,
+    context: int = 0,
+    progress: Callable[[float], object] | None = None,
+) -> list[Measurement]:
+    """Times passes of chains of every size up to `max_nodes` on an unused slot 0, in turn.
+
+    Args:
+        native: An engine whose slot 0 is unused; it is left unused.
+        max_nodes: Largest tree of the engine.
+        rounds: Passes of every size; the first round is not counted when there are several.
+        seconds: Ends after the round in which this much time has passed.
+        context: Tokens that the sequence holds meanwhile.
+        progress: Called with the fraction done.
+    """
+    sizes = [n for n in COLUMNS if n <= max_nodes and n + context <= native.info.n_ctx]
+    times: dict[int, list[float]] = {n: [] for n in sizes}
+    token = max(native.info.token_bos, 0)
+    end = time.perf_counter() + seconds
+    try:
+        if context:
+            native.prefill(0, [token] * context)
+        for done in range(rounds):
+            for number, n in enumerate(sizes):
+                began = time.perf_counter()
+                native.verify([(0, [token] * n, range(-1, n - 1))])
+                times[n].append(1e3 * (time.perf_counter() - began))
+                if progress is not None:
+                    progress((done + (number + 1) / len(sizes)) / rounds)
+            if time.perf_counter() > end:
+                break
+    finally:
+        native.reset(0)
+    return [Measurement(n, times[n][1:] or times[n]) for n in sizes]
+
+
+def curve_of(measured: Iterable[Measurement]) -> CostCurve:
+    """The curve through the lower quartiles: what delays a pass from outside is not its cost.
+
+    It never falls. Where a larger pass was quicker than a smaller one, the smaller one was delayed.
+    """
+    points: list[tuple[int, float]] = []
+    least = math.inf
+    for one in sorted(measured, key=lambda one: -one.columns):
+        least = min(least, sorted(one.ms)[len(one.ms) // 4])
+        points.append((one.columns, least))
+    return CostCurve(points)
+
+
+def follow(known: float, measured: float, step: float = 0.15) -> float:
+    """A running figure of a time: falls quickly, and rises slowly, since most of what is slower
+    than usual was delayed from outside.
+
+    Args:
+        known: The figure so far; 0 for none.
+        measured: A new measurement.
+        step: How far a rise is followed.
+    """
+    if not known:
+        return measured
+    if measured < known:
+        return known + 0.4 * (measured - known)
+    return known + step * (min(measured, _MOST * known) - known)
+
+
+# ---- kept on disk ----
+
+
+def cache_file(file: ModelFile, config: EngineConfig) -> Path:
+    """Where the curve of a model on this machine is kept, under the user's cache directory."""
+    stat = file.path.stat()
+    parts = [
+        file.path.resolve().as_posix(),
+        stat.st_size,
+        stat.st_mtime_ns,
+        pyspec._version.__version__,
+        platform.machine(),
+        platform.processor(),
+        os.cpu_count(),
+        config.n_threads,
+        config.n_gpu_layers,
+        config.flash_attn,
+        config.cache_type_k,
+        config.cache_type_v,
+    ]
+    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+    return cache_dir() / "tune" / f"{name}.json"
+
+
+def cache_dir() -> Path:
+    """The user's cache directory for pyspec; ``PYSPEC_CACHE_DIR`` puts another in its place."""
+    if override := os.environ.get("PYSPEC_CACHE_DIR"):
+        return Path(override)
+    if platform.system() == "Darwin":
+        return Path.home() / "Library" / "Caches" / "pyspec"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyspec"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What ``pyspec tune`` keeps: a model's curve on this machine."""
+
+    model: str
+    points: list[tuple[int, float]]
+
+    @classmethod
+    def load(cls, file: ModelFile, config: EngineConfig) -> Self | None:
+        """What was kept for this model and these options; None when nothing usable was."""
+        try:
+            data: dict[str, Any] = json.loads(cache_file(file, config).read_text())
+            tuning = cls(data["model"], [(int(n), float(ms)) for n, ms in data["points"]])
+            CostCurve(tuning.points)
+        except (OSError, ValueError, KeyError, TypeError, ArgumentError):
+            return None
+        return tuning
+
+    def save(self, file: ModelFile, config: EngineConfig) -> Path:
+        """Keeps it; a reader sees the old file or the new one, whole."""
+        path = cache_file(file, config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as out:
+            json.dump({"model": self.model, "points": self.points}, out, indent=1)
+        os.replace(out.name, path)
+        return path
