@@ -60,7 +60,8 @@ class Trial:
 
     interval: int = _FIRST_TRY
     due: int = 0
-    ms: dict[int, float] = field(default_factory=dict)  # of a step, by number of sequences
+    costs: dict[int, list[float]] = field(default_factory=dict)
+    """By number of sequences: milliseconds of drafting, and of the rest for the usual tree."""
 
 
 @dataclass(slots=True)
@@ -93,6 +94,8 @@ class Controller(Drafter):
         self._all = {plan: Memory() for plan in self._plans}
         self._own: dict[int, dict[Plan, Memory]] = {}
         self._rate = 1.0 / curve.ms(1)  # tokens per millisecond, all sequences together
+        for source in self.sources:
+            source.warm_up()
         self._proposals: dict[int, Proposal] = {}
         self._plan = PLAIN
         self._last = PLAIN  # the plan of the step before
@@ -139,9 +142,13 @@ class Controller(Drafter):
     def observe_cost(self, cost: StepCost) -> None:
         self.curve.observe(cost.columns, cost.rest_ms)
         ms = cost.draft_ms + cost.rest_ms
-        known = self._trials[self._plan].ms
-        if self._plan == self._last or self._sequences not in known:
-            known[self._sequences] = follow(known.get(self._sequences, 0.0), ms)
+        known = self._trials[self._plan].costs.get(self._sequences)
+        if known is None:
+            rest = min(cost.rest_ms, self.curve.ms(cost.columns))
+            self._trials[self._plan].costs[self._sequences] = [cost.draft_ms, rest]
+        elif self._plan == self._last:  # not the first one of a trial, which makes up leeway
+            known[0] = follow(known[0], cost.draft_ms)
+            known[1] = follow(known[1], cost.rest_ms)
         if self._tokens:
             rate = self._tokens / ms
             self._rate = rate if self._steps == 1 else _mix(self._rate, rate, _RATE_FADE)
@@ -193,13 +200,14 @@ class Controller(Drafter):
     def _speed(self, plan: Plan, contexts: Sequence[DraftContext]) -> float:
         """Tokens per millisecond that the sequences can expect; infinite when never tried."""
         n = len(contexts)
-        ms = self._trials[plan].ms
-        if not ms:
+        costs = self._trials[plan].costs
+        if not costs:
             return math.inf
-        step = ms.get(n)
-        if step is None:  # known for another number of sequences: scaled as plain decoding is
-            other = min(ms, key=lambda known: abs(known - n))
-            step = ms[other] * self.curve.ms(n) / self.curve.ms(other)
+        if n in costs:
+            step = sum(costs[n])
+        else:  # known for another number of sequences: scaled as plain decoding is
+            other = min(costs, key=lambda known: abs(known - n))
+            step = sum(costs[other]) * self.curve.ms(n) / self.curve.ms(other)
         return sum(self._expected(plan, context.slot) for context in contexts) / step
 
     def _expected(self, plan: Plan, slot: int) -> float:

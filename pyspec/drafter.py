@@ -127,6 +127,9 @@ class Drafter(ABC):
         that take part in it.
         """
 
+    def warm_up(self) -> None:  # noqa: B027 - optional
+        """Drafts a few times for nothing, to learn what it costs; slot 0 is unused and stays so."""
+
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027 - optional
         """Learns what was accepted; called after the commit of every step."""
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 from pyspec.chat import ChatTemplate
 from pyspec.config import DEFAULT_CTX, DraftConfig, EngineConfig, SamplingConfig
 from pyspec.controller import Controller
-from pyspec.cost import CostCurve, Tuning, curve_of, measure
+from pyspec.cost import CostCurve, Tuning, choose_threads, curve_of, measure
 from pyspec.decoder import Decoder, Emission
 from pyspec.drafter import Drafter, PlainDecoding
 from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
@@ -125,6 +125,8 @@ class Engine:
                 _log.warning("%s: %s", self.file.path.name, self.plain_because)
             drafters = [PlainDecoding]
         try:
+            if self.config.n_threads == 0:
+                choose_threads(self.native)
             self.drafter = self._open_drafter(drafters, max_nodes)
         except BaseException:
             self.native.close()
@@ -142,7 +144,7 @@ class Engine:
         curve = (
             CostCurve(tuning.points)
             if tuning
-            else curve_of(measure(self.native, max_nodes, rounds=3, seconds=0.5))
+            else curve_of(measure(self.native, max_nodes, rounds=10, seconds=0.3))
         )
         return Controller(sources, curve, max_nodes)
 

@@ -56,6 +56,7 @@ class NativeInfo:
     add_bos: bool
     is_recurrent: bool
     is_hybrid: bool
+    n_threads: int
     tree: bool
     bytes_kv: int
     bytes_state: int
@@ -228,6 +229,11 @@ class NativeEngine:
     def abort(self) -> None:
         """Ends the running call, or else the next one, with `AbortedError`. From any thread."""
         lib.pyspec_engine_abort(self._handle.pointer, True)
+
+    def set_threads(self, n_threads: int) -> None:
+        """Threads of verify passes from here on; at most those that the engine was opened with."""
+        self._call(lib.pyspec_engine_set_threads, n_threads)
+        self.__dict__.pop("info", None)
 
     # ---- facts ----
 

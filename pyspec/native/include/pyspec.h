@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x7fa5e016
+#define PYSPEC_ABI 0x5ea0f928
 
 #ifdef __cplusplus
 extern "C" {
@@ -87,6 +87,7 @@ typedef struct {
     bool     add_bos;
     bool     is_recurrent;    // no attention layer
     bool     is_hybrid;
+    int32_t  n_threads;       // of verify passes
     bool     tree;            // this engine verifies trees in one pass (false: chains only)
     uint64_t bytes_kv;        // attention cache, all sequences
     uint64_t bytes_state;     // recurrent base state a sequence
@@ -155,6 +156,9 @@ void        * pyspec_engine_model(pyspec_engine * e);              // llama_mode
 void        * pyspec_engine_context(pyspec_engine * e);            // llama_context *, the target's
 // From any thread: true ends the running call, and every later one, with ABORTED until false is given.
 void          pyspec_engine_abort(pyspec_engine * e, bool abort);
+// Threads of verify passes from here on, 1 to those the engine was opened with; prompts are read with all. In a small
+// model threads wait for each other more than they help. The text does not depend on it.
+pyspec_status pyspec_engine_set_threads(pyspec_engine * e, int32_t n_threads);
 void          pyspec_engine_timings(pyspec_engine * e, pyspec_timings * out, bool reset);
 
 // ---- text ----

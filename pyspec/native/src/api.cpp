@@ -130,6 +130,10 @@ void pyspec_engine_abort(pyspec_engine * e, bool abort) {
     guard([&] { of(e).abort(abort); });
 }
 
+pyspec_status pyspec_engine_set_threads(pyspec_engine * e, int32_t n_threads) {
+    return guard([&] { of(e).set_threads(n_threads); });
+}
+
 void pyspec_engine_timings(pyspec_engine * e, pyspec_timings * timings, bool reset) {
     guard([&] {
         const pyspec_timings now = of(e).take_timings(reset);

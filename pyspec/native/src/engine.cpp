@@ -99,6 +99,7 @@ Engine::Engine(std::shared_ptr<Model> the_model, const pyspec_engine_params & gi
       max_nodes(checked_max_nodes(params.max_nodes)),
       n_threads(checked_threads(params.n_threads, physical_cores(), "n_threads")),
       n_threads_batch(checked_threads(params.n_threads_batch, n_threads, "n_threads_batch")),
+      n_threads_verify(n_threads),
       threads(std::max(n_threads, n_threads_batch)),
       rollback(*model, params.max_nodes) {
     at_least_one(params.n_seq_max, "n_seq_max");
@@ -274,8 +275,16 @@ void Engine::process() {
     check_process(rc, "a forward pass", log.cause("no reason logged"));
 }
 
+void Engine::set_threads(int32_t n) {
+    if (n < 1 || n > std::max(n_threads, n_threads_batch)) {
+        fail(PYSPEC_ERR_ARGUMENT, "%d threads; it must be 1 to %d", n, std::max(n_threads, n_threads_batch));
+    }
+    n_threads_verify = n;
+}
+
 void Engine::feed(int32_t seq, const int32_t * tokens, int32_t n, int32_t position) {
     check_abort();
+    llama_set_n_threads(target.get(), n_threads, n_threads_batch);
     llama_batch_ext_clear(batch.get());
     for (int32_t i = 0; i < n; ++i) {
         const int32_t   index = llama_batch_ext_add_token(batch.get(), seq, tokens[i]);
@@ -359,6 +368,7 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees) {
     }
 
     Stopwatch watch(timings.verify);
+    llama_set_n_threads(target.get(), n_threads_verify, n_threads_verify);
     llama_batch_ext_clear(batch.get());
     int32_t width = 0;
     for (const Entry & entry : entries) {
@@ -534,6 +544,7 @@ void Engine::fill(pyspec_info & info) const {
     info = pyspec_info{};
     model->fill(info);
     info.n_ctx          = (int32_t) n_ctx;
+    info.n_threads      = n_threads_verify;
     info.tree           = rollback.trees();
     info.bytes_rollback = rollback.bytes();
 

@@ -77,6 +77,7 @@ public:
     uint32_t        context_size() const { return n_ctx; }
     void            abort(bool on) { aborting.store(on); }
     pyspec_timings  take_timings(bool reset);
+    void            set_threads(int32_t n); // of verify passes
 
     pyspec_timings timings{};
 
@@ -105,6 +106,7 @@ private:
     const uint32_t max_nodes;
     const int32_t  n_threads;
     const int32_t  n_threads_batch;
+    int32_t        n_threads_verify;
 
     std::atomic<bool>     aborting{ false };
     ThreadPool            threads;
