@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspec.config import DraftConfig
 from pyspec.cost import follow
+from pyspec.draft_head import DraftHead
 from pyspec.drafter import DraftContext, Drafter
 from pyspec.model_file import ModelFile
 from pyspec.tree import DraftTree, TreeBuilder
@@ -34,6 +35,7 @@ class MtpDrafter(Drafter):
         super().__init__(native, config)
         self._top_k = self.limits.top_k if native.info.tree else 1
         self._width = self.limits.width if native.info.tree else 1
+        self._head = DraftHead.open(native, config)
 
     @classmethod
     def missing(cls, file: ModelFile, config: DraftConfig) -> str | None:
@@ -60,6 +62,9 @@ class MtpDrafter(Drafter):
         able = [context for context, depth in zip(contexts, depths, strict=True) if depth]
         if not able:
             return [DraftTree.root(context.root) for context in contexts]
+        if self._head is not None:
+            for context in able:
+                self._head.follow(context.slot, context.tokens)
         began = time.perf_counter()
         drafts = self.native.mtp_draft(
             [context.slot for context in able],
@@ -76,6 +81,10 @@ class MtpDrafter(Drafter):
             _tree(context, depth, *next(rows)) if depth else DraftTree.root(context.root)
             for context, depth in zip(contexts, depths, strict=True)
         ]
+
+    def forget(self, slot: int) -> None:
+        if self._head is not None:
+            self._head.forget(slot)
 
 
 def _tree(

@@ -240,9 +240,7 @@ class Controller(Drafter):
             trees = source.propose([context for _, context in asked])
             for (i, _), tree in zip(asked, trees, strict=True):
                 builders[i].add_tree(tree, mark)
-        return [
-            Proposal(builder, [], known) for builder, known in zip(builders, keys, strict=True)
-        ]
+        return [Proposal(builder, [], known) for builder, known in zip(builders, keys, strict=True)]
 
     def _least_probable(self, source: Drafter) -> float:
         """Below this probability of a path, another pass of the drafter costs more than it gives.

@@ -15,7 +15,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -220,9 +220,16 @@ def cache_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What ``pyspec tune`` keeps: a model's curve on this machine."""
+    """What ``pyspec tune`` keeps of a model on this machine.
+
+    Attributes:
+        model: Path of its file.
+        threads: Threads of a verify pass.
+        points: Columns and milliseconds.
+    """
 
     model: str
+    threads: int
     points: list[tuple[int, float]]
 
     @classmethod
@@ -230,7 +237,8 @@ class Tuning:
         """What was kept for this model and these options; None when nothing usable was."""
         try:
             data: dict[str, Any] = json.loads(cache_file(file, config).read_text())
-            tuning = cls(data["model"], [(int(n), float(ms)) for n, ms in data["points"]])
+            points = [(int(n), float(ms)) for n, ms in data["points"]]
+            tuning = cls(data["model"], int(data["threads"]), points)
             CostCurve(tuning.points)
         except (OSError, ValueError, KeyError, TypeError, ArgumentError):
             return None
@@ -241,6 +249,6 @@ class Tuning:
         path = cache_file(file, config)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as out:
-            json.dump({"model": self.model, "points": self.points}, out, indent=1)
+            json.dump(asdict(self), out, indent=1)
         os.replace(out.name, path)
         return path

@@ -83,6 +83,7 @@ class Engine:
         config: How to open the model; or give single fields of `EngineConfig` by name.
         progress: Called with the loaded fraction; returning False gives up.
         share: An engine whose loaded weights are used; it must stay open as long as this one.
+        drafters: Kinds of drafter to use in place of those that `draft` names.
         **options: Fields of `EngineConfig`, such as ``n_ctx=8192``.
 
     Raises:
@@ -99,17 +100,18 @@ class Engine:
         *,
         progress: Progress | None = None,
         share: Engine | None = None,
+        drafters: Many[type[Drafter]] = (),
         **options: Any,
     ) -> None:
         self.config = _config_of(config, options)
         self.draft = draft if isinstance(draft, DraftConfig) else DraftConfig(draft)
         self.file = ModelFile.read(resolve_model(model))
-        drafters = choose(self.draft, self.file)
+        drafters = list(drafters) or choose(self.draft, self.file)
         for drafter in drafters:
             self.draft = drafter.configured(self.file, self.draft)
         max_nodes = max(drafter.max_nodes(self.draft) for drafter in drafters)
         native: dict[str, Any] = {
-            "n_ctx": _context_of(self.config, self.file),
+            "n_ctx": context_of(self.config, self.file),
             "max_nodes": max_nodes,
             "mtp": any(drafter.uses_mtp for drafter in drafters),
         }
@@ -125,8 +127,6 @@ class Engine:
                 _log.warning("%s: %s", self.file.path.name, self.plain_because)
             drafters = [PlainDecoding]
         try:
-            if self.config.n_threads == 0:
-                choose_threads(self.native)
             self.drafter = self._open_drafter(drafters, max_nodes)
         except BaseException:
             self.native.close()
@@ -137,10 +137,15 @@ class Engine:
 
     def _open_drafter(self, drafters: list[type[Drafter]], max_nodes: int) -> Drafter:
         """The drafter itself where limits are fixed, else a controller over all of them."""
+        tuning = Tuning.load(self.file, self.config)
+        if self.config.n_threads == 0:
+            if tuning and tuning.threads <= self.native.info.n_threads:
+                self.native.set_threads(tuning.threads)
+            else:
+                choose_threads(self.native)
         sources = [drafter(self.native, self.draft) for drafter in drafters]
         if len(sources) == 1 and (self.draft.fixed or drafters == [PlainDecoding]):
             return sources[0]
-        tuning = Tuning.load(self.file, self.config)
         curve = (
             CostCurve(tuning.points)
             if tuning
@@ -460,7 +465,8 @@ def _sampling_of(sampling: SamplingConfig | None, options: dict[str, Any]) -> Sa
     return sampling or SamplingConfig(**options)
 
 
-def _context_of(config: EngineConfig, file: ModelFile) -> int:
+def context_of(config: EngineConfig, file: ModelFile) -> int:
+    """Tokens that a sequence holds: the option, or what the model was trained for."""
     trained = int(file.get("context_length", 0)) or DEFAULT_CTX
     return config.n_ctx or (trained if config.n_ctx == 0 else min(DEFAULT_CTX, trained))
 

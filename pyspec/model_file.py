@@ -1,7 +1,7 @@
 """The header of a GGUF file, read in milliseconds without loading the model.
 
-It answers what must be known before loading: is this a model, of which architecture, and does it
-bring its own MTP block. Long arrays (the vocabulary) are skipped, not built.
+It answers what must be known before loading: is this a model, of which architecture, does it bring
+its own MTP block, does a drafter fit it. Long arrays (the vocabulary) are read when asked for.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import mmap
 import os
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gguf import GGMLQuantizationType
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
 
 from pyspec.errors import ModelError
 
 DEMO = "demo"
 """The word that stands for the model shipped in the package."""
 
+_ALIGNMENT = "general.alignment"
+_SHORT = 256
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "B",
@@ -38,20 +42,37 @@ _SCALARS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor lies.
+
+    Attributes:
+        type: ggml type, as ``Q4_K``.
+        shape: Sizes, the innermost last.
+        offset: First byte in the file.
+    """
+
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFile:
     """What the header of a GGUF file says.
 
     Attributes:
         path: The file.
         arch: ``general.architecture``.
-        metadata: Every scalar and string key; arrays are left out.
-        matrix_types: The ggml types of the tensors of two and more dimensions, as ``Q4_K``.
+        metadata: Every scalar and string key, and arrays of at most 256 numbers.
+        tensors: All tensors of the file.
+        spans: Where each longer array lies: first byte, end.
     """
 
     path: Path
     arch: str
     metadata: dict[str, Any]
-    matrix_types: frozenset[str] = frozenset()
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> ModelFile:
@@ -66,13 +87,49 @@ class ModelFile:
                 if file.read(4) != b"GGUF":
                     raise ModelError(f"{path} is not a GGUF file")
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                    metadata, end = _read_metadata(data)
-                    types = _read_matrix_types(data, end)
+                    metadata, spans, end = _read_metadata(data)
+                    tensors = _read_tensors(data, end, int(metadata.get(_ALIGNMENT, 32) or 32))
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror or error}") from None
         except (struct.error, UnicodeDecodeError, KeyError):
             raise ModelError(f"{path} has a damaged or truncated GGUF header") from None
-        return cls(path, str(metadata.get("general.architecture", "unknown")), metadata, types)
+        arch = str(metadata.get("general.architecture", "unknown"))
+        return cls(path, arch, metadata, tensors, spans)
+
+    @property
+    def matrix_types(self) -> frozenset[str]:
+        """The ggml types of the tensors of two and more dimensions."""
+        return frozenset(one.type for one in self.tensors.values() if len(one.shape) > 1)
+
+    def strings(self, key: str) -> list[bytes]:
+        """A long array of strings, such as ``tokenizer.ggml.tokens``; empty when there is none."""
+        if key not in self.spans:
+            return []
+        begin, end = self.spans[key]
+        with self.path.open("rb") as file:
+            file.seek(begin)
+            data = file.read(end - begin)
+        kind, count = struct.unpack_from("<IQ", data, 0)
+        if kind != _STRING:
+            return []
+        at, out = 12, []
+        for _ in range(count):
+            (size,) = struct.unpack_from("<Q", data, at)
+            out.append(data[at + 8 : at + 8 + size])
+            at += 8 + size
+        return out
+
+    def rows(self, name: str) -> NDArray[np.uint8] | None:
+        """uint8 [rows, bytes of a row]; a matrix as it is in the file, mapped; None without it."""
+        tensor = self.tensors.get(name)
+        if tensor is None or len(tensor.shape) != 2:
+            return None
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.type]]
+        n_rows, width = tensor.shape
+        shape = (n_rows, width // block * size)
+        if tensor.offset + shape[0] * shape[1] > self.path.stat().st_size:
+            raise ModelError(f"{self.path} is cut off: {name} reaches beyond its end")
+        return np.memmap(self.path, np.uint8, "r", tensor.offset, shape)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of ``{arch}.{key}``."""
@@ -82,6 +139,24 @@ class ModelFile:
     def mtp_layers(self) -> int:
         """Number of MTP blocks in the file."""
         return int(self.get("nextn_predict_layers", 0) or 0)
+
+
+def vocabulary_difference(target: ModelFile, drafter: ModelFile) -> str | None:
+    """How the vocabulary of a drafter's file differs from its target's, token by token; or None."""
+    ours, theirs = (file.strings("tokenizer.ggml.tokens") for file in (target, drafter))
+    if len(ours) != len(theirs):
+        return f"{drafter.path} has a vocabulary of {len(theirs)} tokens, the target of {len(ours)}"
+    for token, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        if own != other:
+            return (
+                f"{drafter.path} has another vocabulary: token {token} is {_shown(other)} there, "
+                f"{_shown(own)} in the target"
+            )
+    return None
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode("utf-8", "replace"))
 
 
 def resolve_model(model: str | os.PathLike[str]) -> Path:
@@ -98,29 +173,37 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
-def _read_metadata(data: mmap.mmap) -> tuple[dict[str, Any], int]:
+def _read_metadata(
+    data: mmap.mmap,
+) -> tuple[dict[str, Any], dict[str, tuple[int, int]], int]:
     _version, _tensors, count = struct.unpack_from("<IQQ", data, 4)
-    at, metadata = 24, {}
+    at, metadata, spans = 24, {}, {}
     for _ in range(count):
         key, at = _read_string(data, at)
         (kind,) = struct.unpack_from("<I", data, at)
-        value, at = _read_value(data, at + 4, kind)
-        if kind != _ARRAY:
+        begin = at + 4
+        value, at = _read_value(data, begin, kind)
+        if value is None:
+            spans[key.decode()] = (begin, at)
+        else:
             metadata[key.decode()] = value
-    return metadata, at
+    return metadata, spans, at
 
 
-def _read_matrix_types(data: mmap.mmap, at: int) -> frozenset[str]:
-    (tensors,) = struct.unpack_from("<Q", data, 8)
-    types = set()
-    for _ in range(tensors):
-        _, at = _read_string(data, at)
+def _read_tensors(data: mmap.mmap, at: int, alignment: int) -> dict[str, Tensor]:
+    (count,) = struct.unpack_from("<Q", data, 8)
+    found = []
+    for _ in range(count):
+        name, at = _read_string(data, at)
         (dimensions,) = struct.unpack_from("<I", data, at)
-        (kind,) = struct.unpack_from("<I", data, at + 4 + 8 * dimensions)
+        sizes = struct.unpack_from(f"<{dimensions}Q", data, at + 4)
+        kind, offset = struct.unpack_from("<IQ", data, at + 4 + 8 * dimensions)
         at += 4 + 8 * dimensions + 4 + 8
-        if dimensions > 1:
-            types.add(kind)
-    return frozenset(map(_type_name, types))
+        found.append((name.decode(), kind, sizes[::-1], offset))
+    start = (at + alignment - 1) // alignment * alignment
+    return {
+        name: Tensor(_type_name(kind), shape, start + offset) for name, kind, shape, offset in found
+    }
 
 
 def _type_name(kind: int) -> str:
@@ -135,9 +218,18 @@ def _read_value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
         value, at = _read_string(data, at)
         return value.decode("utf-8", "replace"), at
     if kind == _ARRAY:
-        return None, _skip_array(data, at)
+        return _read_array(data, at)
     layout = "<" + _SCALARS[kind]
     return struct.unpack_from(layout, data, at)[0], at + struct.calcsize(layout)
+
+
+def _read_array(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
+    """A short array of numbers, or None for any other; and where it ends."""
+    end = _skip_array(data, at)
+    kind, count = struct.unpack_from("<IQ", data, at)
+    if kind not in _SCALARS or count > _SHORT:
+        return None, end
+    return list(struct.unpack_from(f"<{count}{_SCALARS[kind]}", data, at + 12)), end
 
 
 def _read_string(data: mmap.mmap, at: int) -> tuple[bytes, int]:

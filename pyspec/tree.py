@@ -232,9 +232,7 @@ class TreeBuilder:
         """
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         if tokens[0] != self.tokens[0]:
-            raise TreeError(
-                f"trees start from tokens {self.tokens[0]} and {tokens[0]}, must agree"
-            )
+            raise TreeError(f"trees start from tokens {self.tokens[0]} and {tokens[0]}, must agree")
         own = tree.sources
         if own or sources:
             self.sources[0] |= own[0] if own else sources

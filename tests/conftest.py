@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,11 @@ def open_engine(model: Path) -> Iterator[OpenEngine]:
     owner = Engine(model, "mtp", n_ctx=64, n_threads=1)
     opened: dict[tuple, Engine] = {}
 
-    def open_one(draft: str = "none", **options: int) -> Engine:
+    def open_one(draft: str = "none", **options: Any) -> Engine:
         limits = {
-            name: options.pop(name) for name in ("depth", "top_k", "nodes") if name in options
+            name: options.pop(name)
+            for name in ("depth", "top_k", "width", "nodes", "model")
+            if name in options
         }
         key = (draft, *sorted(limits.items()), *sorted(options.items()))
         if key not in opened:

@@ -9,21 +9,25 @@ import numpy as np
 import pytest
 
 import pyspec.registry
-from pyspec import DraftContext, Drafter, DraftError, DraftTree, Engine, SamplingConfig
+from pyspec import DraftConfig, DraftContext, Drafter, DraftError, DraftTree, Engine, SamplingConfig
 from pyspec.accept import AcceptedPath
-from pyspec.model_file import ModelFile
+from pyspec.model_file import ModelFile, resolve_model
 from pyspec.registry import choose, offers, registry
 from pyspec.sequence import Sequence as Request
 from tests.conftest import OpenEngine
 from tests.prompts import FEW
 
 GREEDY = SamplingConfig(temperature=0)
-NAMES = ["none", "mtp"]
+NAMES = ["none", "mtp", "ngram", "draft-model"]
+FILES = {"draft-model": resolve_model("demo")}
 
 
 @pytest.fixture(params=NAMES)
 def engine(request: pytest.FixtureRequest, open_engine: OpenEngine) -> Engine:
-    return open_engine(request.param, depth=4, top_k=2, nodes=7, n_slots=3)
+    limits = {"depth": 4, "top_k": 2, "nodes": 7}
+    if request.param in FILES:
+        limits["model"] = str(FILES[request.param])
+    return open_engine(request.param, **limits, n_slots=3)
 
 
 def begin(engine: Engine, prompt: bytes | Sequence[int], n: int = 64) -> Request:
@@ -155,8 +159,10 @@ def test_sequences_do_not_mix(engine: Engine) -> None:
 def test_built_in_drafters_are_found(model) -> None:
     assert set(NAMES) <= set(registry())
     file = ModelFile.read(model)
-    assert {offer.name for offer in offers(file) if offer.missing is None} >= set(NAMES)
-    assert choose("auto", file).name == "mtp"
+    offered = {offer.name for offer in offers(file) if offer.missing is None}
+    assert offered >= {"none", "mtp", "ngram"} and "draft-model" not in offered
+    assert {kind.name for kind in choose(DraftConfig(), file)} >= {"mtp", "ngram"}
+    assert [kind.name for kind in choose(DraftConfig("mtp"), file)] == ["mtp"]
 
 
 def test_third_parties_register_by_entry_point(

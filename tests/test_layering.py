@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     {"errors", "config", "_libs", "_version"},
     {"tree", "sampling", "text", "model_file", "chat", "exactness"},
-    {"accept", "stats", "drafter", "native"},
+    {"accept", "calibration", "stats", "native"},
+    {"cost", "draft_head", "drafter"},
     {"verifier", "sequence", "drafts", "registry"},
     {"controller", "decoder"},
     {"generate"},

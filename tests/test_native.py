@@ -39,7 +39,7 @@ from pyspec.errors import (
     TreeError,
 )
 from pyspec.native import NativeEngine, NativeSampler, binding, library_version
-from pyspec.tree import DraftTree
+from pyspec.tree import DraftTree, TreeBuilder
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = '''
@@ -105,6 +105,15 @@ def mtp_chain(
     drafts = engine.mtp_draft(slots, roots, depth, top_k)
     assert (drafts.levels == depth).all()
     return drafts.tokens[:, :, 0], drafts.log_probs[:, :, 0]
+
+
+def siblings(root: int, tokens: NDArray, log_probs: NDArray, nodes: int) -> DraftTree:
+    """The best part of a chain with siblings at every depth; [depth, top_k] each."""
+    builder, above = TreeBuilder(root), 0
+    for row, scores in zip(tokens.tolist(), log_probs.tolist(), strict=True):
+        level = [builder.add(above, *one) for one in zip(row, scores, strict=True)]
+        above = level[0]
+    return builder.best(nodes)
 
 
 def chain(slot: int, tokens: list[int]) -> tuple[int, list[int], list[int]]:
@@ -448,7 +457,7 @@ def test_tree_speculation_emits_what_plain_decoding_emits(
         sampler, root, out = wide.sampler(config), prompt[-1], []
         while len(out) < 150:
             tokens, log_probs = mtp_chain(wide, [0], [root], 4, 12)
-            tree = DraftTree.from_siblings(root, tokens[0], log_probs[0], nodes)
+            tree = siblings(root, tokens[0], log_probs[0], nodes)
             wide.verify([(0, tree.tokens, tree.parents)])
             path, bonus = wide.accept(sampler, 0, 150 - len(out), False)
             wide.commit(0, path)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspec import DraftTree, TreeError, merge
+from pyspec.tree import TreeBuilder
 
 
 @st.composite
@@ -71,20 +72,33 @@ def test_refuses_two_dimensions() -> None:
         DraftTree(np.ones((1, 2)), np.zeros(2), np.zeros(2), np.zeros(2))
 
 
-def test_siblings_take_best_paths() -> None:
-    tree = DraftTree.from_siblings(5, [[1, 2, 3], [4, 5, 6]], [[-0.1, -2, -3], [-0.5, -1, -4]], 5)
-    assert all_paths(tree) == {(5,), (5, 1), (5, 1, 4), (5, 1, 5), (5, 2)}
+def test_a_builder_keeps_best_paths() -> None:
+    builder = TreeBuilder(5)
+    first = builder.add(0, 1, -0.1)
+    for token, log_prob in ((2, -2.0), (3, -3.0)):
+        builder.add(0, token, log_prob)
+    for token, log_prob in ((4, -0.5), (5, -1.0), (6, -4.0)):
+        builder.add(first, token, log_prob)
+    assert all_paths(builder.best(5)) == {(5,), (5, 1), (5, 1, 4), (5, 1, 5), (5, 2)}
 
 
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 24), st.randoms())
-def test_siblings_equal_sorting_all_candidates(depth: int, top_k: int, nodes: int, random) -> None:
-    tokens = np.arange(depth * top_k).reshape(depth, top_k)
-    scores = -np.sort([[random.random() for _ in range(top_k)] for _ in range(depth)])
-    whole = DraftTree.from_siblings(99, tokens, scores, 64)
-    assert len(whole) == depth * top_k + 1
+@given(trees(), st.integers(1, 24))
+def test_the_best_of_a_builder_are_a_tree_of_the_best_paths(tree: DraftTree, nodes: int) -> None:
+    builder = TreeBuilder(int(tree.tokens[0]))
+    builder.add_tree(tree)
+    whole, part = builder.best(), builder.best(nodes)
+    assert all_paths(part) <= all_paths(whole) == all_paths(tree)
     best = np.sort(whole.path_log_probs())[::-1][:nodes]
-    kept = np.sort(DraftTree.from_siblings(99, tokens, scores, nodes).path_log_probs())[::-1]
-    np.testing.assert_allclose(kept, best, rtol=1e-6)
+    np.testing.assert_allclose(np.sort(part.path_log_probs())[::-1], best, rtol=1e-5, atol=1e-5)
+
+
+@given(trees())
+def test_built_trees_obey_the_rules_of_trees(tree: DraftTree) -> None:
+    builder = TreeBuilder(int(tree.tokens[0]))
+    builder.add_tree(tree, frozenset(["a"]))
+    best = builder.best()
+    again = DraftTree(best.tokens, best.parents, best.depths, best.log_probs, best.sources)
+    assert all_paths(again) == all_paths(best) and again.sources == best.sources
 
 
 @given(trees())

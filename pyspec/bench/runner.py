@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pyspec.bench.oracle import PREFIX, OracleDrafter, OracleMtpDrafter, parse
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
+from pyspec.drafter import Drafter
 from pyspec.generate import Engine, GenerationResult, Progress
 from pyspec.model_file import ModelFile, resolve_model
 from pyspec.registry import choose
@@ -126,16 +128,24 @@ def _open_all(
     """An engine for plain decoding, then one per drafter, all on the same weights."""
     file = ModelFile.read(resolve_model(model))
     baseline = DraftConfig(PLAIN)
-    drafters = {draft: choose(draft, file) for draft in (baseline, *drafts)}
+    drafters = {draft: _kinds(draft, file) for draft in (baseline, *drafts)}
     # The first one opened loads the weights, so it must be one that needs the MTP block's, too.
     order = sorted(drafters, key=lambda draft: not any(one.uses_mtp for one in drafters[draft]))
     opened: dict[DraftConfig, Engine] = {}
     for draft in order:
         if draft is baseline or draft.name != PLAIN:
             owner = next(iter(opened.values()), None)
-            engine = Engine(model, draft, config, progress=loading, share=owner)
+            engine = Engine(
+                model, draft, config, progress=loading, share=owner, drafters=drafters[draft]
+            )
             opened[draft] = stack.enter_context(engine)
     return [opened[draft] for draft in drafters if draft in opened]
+
+
+def _kinds(draft: DraftConfig, file: ModelFile) -> list[type[Drafter]]:
+    if draft.name.startswith(PREFIX):
+        return [OracleMtpDrafter if parse(draft.name)[1] else OracleDrafter]
+    return choose(draft, file)
 
 
 def _alternate(
@@ -150,7 +160,18 @@ def _alternate(
     runs: list[list[GenerationResult]] = [[] for _ in engines]
 
     def decode(engine: Engine, prompt: str, tokens: int) -> GenerationResult:
-        return engine.complete(prompt, max_tokens=tokens, ignore_end=True, sampling=sampling)
+        result = engine.complete(prompt, max_tokens=tokens, ignore_end=True, sampling=sampling)
+        if engine is engines[0]:
+            recorded[prompt] = engine.tokenize(prompt) + result.tokens
+        return result
+
+    recorded: dict[str, list[int]] = {}
+    oracles = [
+        (engine, oracle)
+        for engine in engines
+        for oracle in getattr(engine.drafter, "sources", [engine.drafter])
+        if isinstance(oracle, OracleDrafter)
+    ]
 
     for engine in engines:  # warm caches and clocks, not measured
         decode(engine, prompts[0], min(max_tokens, 32))
@@ -158,6 +179,9 @@ def _alternate(
     for _ in range(repeat):
         for prompt in prompts:
             for own, engine in zip(runs, engines, strict=True):
+                for one, oracle in oracles:
+                    if one is engine:
+                        oracle.record(recorded[prompt])
                 own.append(decode(engine, prompt, max_tokens))
                 done += 1
                 if progress is not None:

@@ -13,6 +13,7 @@ from pyspec.cli.bench import bench
 from pyspec.cli.generate import generate
 from pyspec.cli.info import info
 from pyspec.cli.serve import serve
+from pyspec.cli.tune import tune
 from pyspec.errors import AbortedError, PyspecError
 
 
@@ -40,5 +41,5 @@ def main() -> None:
     """
 
 
-for _command in (generate, bench, serve, info):
+for _command in (generate, bench, serve, info, tune):
     main.add_command(_command)

@@ -142,8 +142,15 @@ class NativeEngine:
     only `abort` may be called beside it.
     """
 
-    def __init__(self, pointer: Any, config: EngineConfig, keep: object = None) -> None:
+    def __init__(
+        self,
+        pointer: Any,
+        config: EngineConfig,
+        path: str | os.PathLike[str] | None,
+        keep: object = None,
+    ) -> None:
         self.config = config
+        self.path = path  # of the model's file, where it is known
         self._handle = Handle(pointer, "engine")
         self._keep = keep  # what owns the model
         self._finalizer = weakref.finalize(self, _release, self._handle)
@@ -183,7 +190,7 @@ class NativeEngine:
         if watch is not None and watch.error is not None:
             raise watch.error
         check(status)
-        return cls(out[0], config)
+        return cls(out[0], config, path)
 
     @classmethod
     def attach(
@@ -209,7 +216,8 @@ class NativeEngine:
         out = ffi.new("pyspec_engine **")
         address = ffi.cast("void *", _model_address(model))
         check(lib.pyspec_engine_attach(address, params, out))
-        return cls(out[0], config, keep=model)
+        path = model.path if isinstance(model, NativeEngine) else getattr(model, "model_path", None)
+        return cls(out[0], config, path, keep=model)
 
     def close(self) -> None:
         """Frees everything; ends a call that runs in another thread. Safe to call twice."""
@@ -548,9 +556,7 @@ class NativeEngine:
         """
         data, array = _int32(tokens)
         rows = np.ascontiguousarray(rows)
-        self._call(
-            lib.pyspec_draft_head_add, len(array), data, ffi.from_buffer(rows), rows.nbytes
-        )
+        self._call(lib.pyspec_draft_head_add, len(array), data, ffi.from_buffer(rows), rows.nbytes)
 
     # ---- calls ----
 

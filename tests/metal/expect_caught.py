@@ -11,7 +11,9 @@ import sys
 
 def main():
     message, *command = sys.argv[1:]
-    result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=500, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=500, check=False
+    )
     output = result.stdout + result.stderr
     print("\n".join(output.splitlines()[:20]))
 
@@ -22,7 +24,9 @@ def main():
         raise SystemExit("expect_caught.py: the mistake was not caught")
     if not re.search(message, output):
         raise SystemExit(f"expect_caught.py: caught, but without a message like {message!r}")
-    print(f"caught ({checks.group(2)} of {checks.group(1)} checks): {re.search(message, output).group(0)}")
+    print(
+        f"caught ({checks.group(2)} of {checks.group(1)} checks): {re.search(message, output).group(0)}"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ def main():
     with open(path_in) as f:
         text = f.read()
     if text.count(old) != 1:
-        raise SystemExit(f"mutate.py: {text.count(old)} occurrences in {path_in} of {old!r}: update mutants.cmake")
+        raise SystemExit(
+            f"mutate.py: {text.count(old)} occurrences in {path_in} of {old!r}: update mutants.cmake"
+        )
     line = text.count("\n", 0, text.index(old)) + 1
     print(f"{path_in}:{line}: {old!r} -> {new!r}")
     with open(path_out, "w") as f:

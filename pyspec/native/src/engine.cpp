@@ -532,6 +532,9 @@ DraftHead & Engine::draft_head() {
     if (!dflash && !mtp) {
         fail(PYSPEC_ERR_STATE, "no drafter is open whose head could be trimmed");
     }
+    if (!dflash && has_tensor(model->get(), ("blk." + std::to_string(model->n_layer) + ".nextn.shared_head_head.weight").c_str())) {
+        fail(PYSPEC_ERR_DRAFT, "the head of this drafter cannot be trimmed: the MTP block has one of its own");
+    }
     if (dflash && (dflash->info().selector > 0 || dflash->info().markov)) {
         fail(PYSPEC_ERR_DRAFT, "the head of this drafter cannot be trimmed: it works on the whole vocabulary");
     }

@@ -17,7 +17,9 @@ def main():
     start, last = text.find(FIRST), text.find(LAST)
     end = text.find("\n}\n", last)
     if not 0 <= start < last < end:
-        raise SystemExit(f"cut_supports_op.py: {path_in} has changed: {FIRST!r} ... {LAST!r} not found")
+        raise SystemExit(
+            f"cut_supports_op.py: {path_in} has changed: {FIRST!r} ... {LAST!r} not found"
+        )
     line = text.count("\n", 0, start) + 1
     with open(path_out, "w") as f:
         f.write(f'#line {line} "ggml-metal-device.m"\n' + text[start : end + 3])

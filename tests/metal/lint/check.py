@@ -31,8 +31,20 @@ def errors(clang, includes, path, directory):
          *(f"-I{i}" for i in includes), str(path), "-o", str(preprocessed)],
         check=True,
     )  # fmt: skip
-    subprocess.run([sys.executable, str(MSL / "generate.py"), str(preprocessed), str(source), path.name, "--lint"], check=True)
-    result = subprocess.run([clang, *FLAGS, str(source)], capture_output=True, text=True, check=False)
+    subprocess.run(
+        [
+            sys.executable,
+            str(MSL / "generate.py"),
+            str(preprocessed),
+            str(source),
+            path.name,
+            "--lint",
+        ],
+        check=True,
+    )
+    result = subprocess.run(
+        [clang, *FLAGS, str(source)], capture_output=True, text=True, check=False
+    )
     return result.stderr if result.returncode else ""
 
 
@@ -48,7 +60,9 @@ def main():
             failed |= bool(found)
 
         text = files[0].read_text()
-        wrong, n = re.subn(r"device(\s+)float(\s+)\* (win|s_row) =", r"threadgroup\1float\2* \3 =", text, count=1)
+        wrong, n = re.subn(
+            r"device(\s+)float(\s+)\* (win|s_row) =", r"threadgroup\1float\2* \3 =", text, count=1
+        )
         mistake = directory / files[0].name
         mistake.write_text(wrong)
         if n != 1 or "address space" not in errors(clang, includes, mistake, directory):

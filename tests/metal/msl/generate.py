@@ -37,7 +37,7 @@ def closing(text, start, pair):
         depth += (text[i] == pair[0]) - (text[i] == pair[1])
         if depth == 0:
             return i + 1
-    raise Misread(f"unbalanced {pair} at {text[start:start + 80]!r}")
+    raise Misread(f"unbalanced {pair} at {text[start : start + 80]!r}")
 
 
 def opening(text, pair):
@@ -84,7 +84,9 @@ def parameter_kinds(kernel, parameters):
             kinds.append(f"msl::threadgroup_buffer<{argument}>")
         elif attribute in (None, "buffer"):
             if not re.search(r"\b(device|constant)\b", parameter):
-                raise Misread(f"{kernel}: a parameter without address space or attribute: {parameter}")
+                raise Misread(
+                    f"{kernel}: a parameter without address space or attribute: {parameter}"
+                )
             n = int(argument) if argument else next_buffer
             next_buffer = n + 1
             buffers |= 1 << n
@@ -117,7 +119,9 @@ def take_instantiations(text, kernels):
         if declaration.endswith(")"):
             declaration = declaration[: opening(declaration, "()")].rstrip()
         for name in re.finditer(r"\b(\w+)\s*(?=<)", declaration):
-            if name.group(1) in kernels and closing(declaration, name.end(), "<>") == len(declaration):
+            if name.group(1) in kernels and closing(declaration, name.end(), "<>") == len(
+                declaration
+            ):
                 entries.append((match.group(1), declaration[name.start() :], name.group(1)))
                 break
         else:
@@ -130,9 +134,15 @@ def take_instantiations(text, kernels):
 def lint(text):
     text, _ = take_instantiations(text, find_kernels(text)[0])
     text = re.sub(
-        r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\s*\([^][]*\)\s*\]\]\s*;", r"constant \1 \2 = 1;", text
+        r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\s*\([^][]*\)\s*\]\]\s*;",
+        r"constant \1 \2 = 1;",
+        text,
     )
-    text = re.sub(r"\bthreadgroup\s+([\w:]+)\s+(\w+)\s*\[[^;\]]*\]\s*;", r"threadgroup \1 * \2 = (threadgroup \1 *) 0;", text)
+    text = re.sub(
+        r"\bthreadgroup\s+([\w:]+)\s+(\w+)\s*\[[^;\]]*\]\s*;",
+        r"threadgroup \1 * \2 = (threadgroup \1 *) 0;",
+        text,
+    )
     text = re.sub(r"\bconstexpr\s+constant\s+static\b", "constant", text)
     text = re.sub(r"\bstatic\s+const\s+constant\b", "constant", text)
     text = re.sub(r"\[\[[^][]*\]\]", "", text)
@@ -151,7 +161,11 @@ def generate(text, source):
         constants.append((match.group(2), match.group(3)))
         return f"static {match.group(1)} {match.group(2)};"
 
-    text = re.sub(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\s*\(([^][]*)\)\s*\]\]\s*;", constant, text)
+    text = re.sub(
+        r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\s*\(([^][]*)\)\s*\]\]\s*;",
+        constant,
+        text,
+    )
     text = re.sub(
         r"\bthreadgroup\s+([\w:]+)\s+(\w+)\s*\[([^;\]]*)\]\s*;",
         r'using msl_array_\2 = \1[\3]; msl_array_\2 & \2 = *(msl_array_\2 *) msl::threadgroup_array("\2", sizeof(msl_array_\2));',

@@ -1,0 +1,170 @@
+"""The controller on an engine that is only played: costs and acceptance are known there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pyspec import AcceptedPath, DraftConfig, DraftContext, Drafter, DraftTree, Outcome
+from pyspec.calibration import Calibration, key_of
+from pyspec.controller import PLAIN, Controller
+from pyspec.cost import CostCurve
+from pyspec.drafter import StepCost
+
+SOURCE = frozenset(["chain"])
+
+
+class Chain(Drafter):
+    """A chain of the token after the last one; every node's belief is `belief`."""
+
+    name = "chain"
+
+    def __init__(self, depth: int = 7, ms: float = 0.0, belief: float = 0.8) -> None:
+        self.config, self.depth, self.ms, self.belief = DraftConfig(), depth, ms, belief
+        self.asked = 0
+        self.forgotten: list[int] = []
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        self.asked += 1
+        return [
+            DraftTree.chain(
+                range(one.root, one.root + 1 + min(self.depth, one.depth)),
+                [0.0, *[-0.2231] * min(self.depth, one.depth)],
+            )
+            for one in contexts
+        ]
+
+    def forget(self, slot: int) -> None:
+        self.forgotten.append(slot)
+
+
+def play(
+    controller: Controller,
+    cost: Callable[[int], float],
+    accept: float,
+    *,
+    draft_ms: float = 0.0,
+    steps: int = 400,
+    slots: int = 1,
+    seed: int = 1,
+) -> float:
+    """Tokens per millisecond of the last three quarters of the steps."""
+    chance = random.Random(seed)
+    tokens = {slot: [5] for slot in range(slots)}
+    emitted = ms = 0.0
+    for step in range(steps):
+        contexts = [DraftContext(slot, own, 16, 15) for slot, own in tokens.items()]
+        trees = controller.propose(contexts)
+        drafted = controller._plan != PLAIN
+        outcomes, count = [], 0
+        for slot, tree in enumerate(trees):
+            nodes = [0]
+            while len(nodes) < len(tree) and chance.random() < accept:
+                nodes.append(nodes[-1] + 1)
+            path_tokens = [*tree.tokens[nodes[1:]].tolist(), -1 if len(nodes) < len(tree) else 999]
+            path = AcceptedPath(tuple(nodes), tuple(path_tokens))
+            tokens[slot] = [*tokens[slot], *path_tokens[:-1], 5]
+            outcomes.append(Outcome(slot, tree, path))
+            count += len(path_tokens)
+        controller.observe(outcomes)
+        columns = len(trees) * max(map(len, trees))
+        step_cost = StepCost(columns, draft_ms if drafted else 0.0, cost(columns))
+        controller.observe_cost(step_cost)
+        if step >= steps // 4:
+            emitted += count
+            ms += step_cost.draft_ms + step_cost.rest_ms
+    return emitted / ms
+
+
+def best_fixed(cost: Callable[[int], float], accept: float, draft_ms: float) -> float:
+    """Tokens per millisecond of the best chain of fixed length, plain decoding among them."""
+    rates = [1 / cost(1)]
+    for n in range(2, 9):
+        rates.append(sum(accept**k for k in range(n)) / (cost(n) + draft_ms))
+    return max(rates)
+
+
+CURVES = {
+    "flat": lambda n: 1 + 0.02 * n,
+    "steps": lambda n: 1.0 if n < 3 else 1.5 if n < 5 else 3.5,
+    "linear": lambda n: float(n),
+}
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("draft_ms", [0.0, 0.4])
+@pytest.mark.parametrize("name", CURVES)
+def test_it_comes_close_to_the_best_fixed_setting(
+    name: str, draft_ms: float, accept: float
+) -> None:
+    cost = CURVES[name]
+    curve = CostCurve([(n, cost(n)) for n in (1, 2, 3, 4, 6, 8)])
+    controller = Controller([Chain()], curve, 8)
+    rate = play(controller, cost, accept, draft_ms=draft_ms, steps=2000)
+    assert rate >= 0.95 * best_fixed(cost, accept, draft_ms)
+
+
+def test_it_goes_plain_where_nothing_is_accepted_and_tries_again_rarely() -> None:
+    source = Chain()
+    controller = Controller([source], CostCurve([(1, 1.0), (2, 1.5), (8, 4.0)]), 8)
+    play(controller, lambda n: 0.5 + 0.5 * n, 0.0, draft_ms=0.5, steps=2000)
+    assert 5 <= source.asked <= 120
+
+
+def test_it_notices_that_drafts_have_become_good() -> None:
+    controller = Controller([Chain()], CostCurve([(1, 1.0), (8, 1.7)]), 8)
+    play(controller, CURVES["flat"], 0.0, steps=1000)
+    rate = play(controller, CURVES["flat"], 0.95, steps=1000)
+    assert rate > 3.0
+
+
+def test_a_budget_is_shared_by_several_sequences() -> None:
+    cost = lambda n: 1.0 if n <= 8 else 1.0 + 0.8 * (n - 8)  # noqa: E731
+    curve = CostCurve([(n, cost(n)) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)])
+    controller = Controller([Chain()], curve, 8)
+    play(controller, cost, 0.9, slots=4, steps=400)
+    trees = controller.propose([DraftContext(slot, [5], 16, 15) for slot in range(4)])
+    assert max(map(len, trees)) == 2  # four trees of two nodes are what eight columns hold
+
+
+def test_limits_of_a_request_hold() -> None:
+    controller = Controller([Chain()], CostCurve([(1, 1.0), (8, 1.1)]), 8)
+    play(controller, CURVES["flat"], 0.9)
+    trees = controller.propose(
+        [
+            DraftContext(0, [5], 3, 15),
+            DraftContext(1, [5], 8, 1),
+            DraftContext(2, [5], 8, 0),
+            DraftContext(3, [5], 8, 9, only=frozenset(["other"])),
+        ]
+    )
+    assert len(trees[0]) <= 3 and trees[1].max_depth <= 1 and len(trees[2]) == len(trees[3]) == 1
+
+
+def test_sources_hear_of_what_ends() -> None:
+    source = Chain()
+    controller = Controller([source], CostCurve([(1, 1.0)]), 4)
+    controller.forget(3)
+    assert source.forgotten == [3]
+
+
+def test_calibration_learns_and_forgets() -> None:
+    calibration, key = Calibration(), key_of(SOURCE, 1, 0, -0.1)
+    assert calibration.probability(0, key, -0.1) == pytest.approx(0.905, abs=1e-3)
+    for _ in range(300):
+        calibration.observe(0, key, False)
+    assert calibration.probability(0, key, -0.1) < 0.05
+    assert calibration.probability(1, key, -0.1) < 0.1  # what all requests have taught
+    for _ in range(60):
+        calibration.observe(1, key, True)
+    assert calibration.probability(1, key, -0.1) > 0.7
+    calibration.forget(1)
+    assert calibration.probability(1, key, -0.1) < calibration.probability(0, key, -0.1) + 0.6
+
+
+def test_classes_of_nodes() -> None:
+    assert key_of(SOURCE, 1, 0, 0.0) != key_of(SOURCE, 1, 1, 0.0)
+    assert key_of(SOURCE, 4, 0, -9.0) == key_of(SOURCE, 40, 0, -50.0)
+    assert key_of(SOURCE, 1, 1, -1.0) == key_of(SOURCE, 1, 7, -1.0)

@@ -1,0 +1,88 @@
+"""The cost curve: what it says between its points, and how it follows measurements."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspec import ArgumentError, EngineConfig
+from pyspec.cost import (
+    CostCurve,
+    Measurement,
+    Tuning,
+    choose_threads,
+    curve_of,
+    follow,
+    measure,
+)
+from pyspec.model_file import ModelFile
+
+points = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=1, max_size=8)
+
+
+@given(points, st.integers(1, 200))
+def test_a_curve_goes_through_its_points_and_stays_positive(known, columns: int) -> None:
+    curve = CostCurve(known.items())
+    for n, ms in known.items():
+        assert curve.ms(n) == pytest.approx(ms)
+    assert curve.ms(columns) > 0
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=2, max_size=8, unique=True), st.integers(1, 199))
+def test_a_rising_curve_rises_between_its_points(ms: list[float], columns: int) -> None:
+    curve = CostCurve(zip(range(1, 100, 9), sorted(ms), strict=False))
+    assert curve.ms(columns) <= curve.ms(columns + 1) + 1e-9
+
+
+def test_a_curve_follows_what_is_measured_and_forgets_outliers() -> None:
+    curve = CostCurve([(1, 1.0), (4, 2.0)])
+    for _ in range(200):
+        curve.observe(4, 3.0)
+    assert curve.ms(4) == pytest.approx(3.0, rel=0.02)
+    curve.observe(4, 1000.0)
+    assert curve.ms(4) < 3.2
+
+
+def test_a_larger_pass_is_never_cheaper() -> None:
+    curve = curve_of([Measurement(1, [9.0, 9.5]), Measurement(2, [2.0]), Measurement(4, [3.0])])
+    assert curve.points == [(1, 2.0), (2, 2.0), (4, 3.0)]
+
+
+def test_running_times_fall_faster_than_they_rise() -> None:
+    assert follow(0, 5) == 5
+    assert 10 - follow(10, 5) > follow(10, 15) - 10 > 0
+    assert follow(10, 1e6) < 11
+
+
+@pytest.mark.parametrize("bad", [[], [(0, 1.0)], [(1, 0.0)]])
+def test_no_curve_without_points(bad) -> None:
+    with pytest.raises(ArgumentError, match="cost curve needs points"):
+        CostCurve(bad)
+
+
+def test_measuring_leaves_the_engine_unused(mtp) -> None:
+    measured = measure(mtp.native, 4, rounds=2, seconds=10)
+    assert [one.columns for one in measured] == [1, 2, 3, 4]
+    assert all(ms > 0 for one in measured for ms in one.ms)
+    assert mtp.native.length(0) == 0
+
+
+def test_threads_are_chosen_among_those_of_the_engine(plain) -> None:
+    assert choose_threads(plain.native) == plain.native.info.n_threads == 1
+    with pytest.raises(ArgumentError, match="2 threads; it must be 1 to 1"):
+        plain.native.set_threads(2)
+
+
+def test_tuning_is_kept_for_file_and_options(model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYSPEC_CACHE_DIR", str(tmp_path))
+    file, config = ModelFile.read(model), EngineConfig()
+    assert Tuning.load(file, config) is None
+    tuning = Tuning(str(model), 2, [(1, 1.5), (4, 2.5)])
+    path = tuning.save(file, config)
+    assert Tuning.load(file, config) == tuning
+    assert Tuning.load(file, EngineConfig(n_threads=1)) is None
+    path.write_text("{")
+    assert Tuning.load(file, config) is None
+    path.write_text('{"model": "x", "threads": 1, "points": []}')
+    assert Tuning.load(file, config) is None
