@@ -85,7 +85,9 @@ def make(
     if target.mask_token is None:
         raise ValueError(f"{target.path} has no token that can serve as a mask")
     if variant == "dflash2" and target.n_embd < top_k * (top_k + 1):
-        raise ValueError(f"a selector of {top_k} needs a width of {top_k * (top_k + 1)}, got {target.n_embd}")
+        raise ValueError(
+            f"a selector of {top_k} needs a width of {top_k * (top_k + 1)}, got {target.n_embd}"
+        )
     cfg = DrafterConfig(
         n_embd=target.n_embd,
         n_vocab=target.n_vocab,
@@ -122,12 +124,43 @@ def make(
 @click.argument("variant", type=click.Choice(VARIANTS))
 @click.argument("target", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--layers", type=click.IntRange(1), default=2, show_default=True, help="Blocks of the drafter.")
-@click.option("--block-size", type=click.IntRange(2), default=16, show_default=True, help="Tokens of a block, the anchor included.")
-@click.option("--features", type=click.IntRange(1), default=5, show_default=True, help="Target layers that give features.")
-@click.option("--top-k", type=click.IntRange(1), default=4, show_default=True, help="Candidates of a DFlash2 selector.")
-@click.option("--bonus-anchor", is_flag=True, help="DSpark whose first row predicts nothing, as SpecForge exports it.")
-@click.option("--type", "kind", type=click.Choice(["F32", "F16", "Q8_0"]), default="Q8_0", show_default=True, help="Type of the matrices.")
+@click.option(
+    "--layers", type=click.IntRange(1), default=2, show_default=True, help="Blocks of the drafter."
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(2),
+    default=16,
+    show_default=True,
+    help="Tokens of a block, the anchor included.",
+)
+@click.option(
+    "--features",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Target layers that give features.",
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Candidates of a DFlash2 selector.",
+)
+@click.option(
+    "--bonus-anchor",
+    is_flag=True,
+    help="DSpark whose first row predicts nothing, as SpecForge exports it.",
+)
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(["F32", "F16", "Q8_0"]),
+    default="Q8_0",
+    show_default=True,
+    help="Type of the matrices.",
+)
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 def main(variant: str, target: Path, path: Path, bonus_anchor: bool, **options: Any) -> None:
     """Write to FILE a drafter of random weights for TARGET, a GGUF file, to test the decoding with.

@@ -60,11 +60,16 @@ class DrafterConfig:
     n_ctx: int = 4096
 
     def __post_init__(self) -> None:
-        _require(self.n_head % self.n_head_kv == 0, "n_head", self.n_head, "a multiple of n_head_kv")
+        _require(
+            self.n_head % self.n_head_kv == 0, "n_head", self.n_head, "a multiple of n_head_kv"
+        )
         _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even")
         _require(self.block_size >= 2, "block_size", self.block_size, "at least 2")
         _require(
-            0 <= self.mask_token < self.n_vocab, "mask_token", self.mask_token, "a token of the target"
+            0 <= self.mask_token < self.n_vocab,
+            "mask_token",
+            self.mask_token,
+            "a token of the target",
         )
         layers = self.target_layers
         _require(

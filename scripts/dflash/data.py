@@ -193,7 +193,9 @@ class Generator:
         number = len(done)
         limits = self.recipe.prompt_tokens + self.recipe.new_tokens
         with Model(self.target.path) as model:
-            with TargetContext(model, self.recipe.target_layers, limits, self.recipe.threads) as reader:
+            with TargetContext(
+                model, self.recipe.target_layers, limits, self.recipe.threads
+            ) as reader:
                 while have < tokens:
                     rows = list(self._continuations(prompts, number, held_out))
                     count = self._write(self.folder / f"{kind}-{number:05d}.npz", rows, reader)
@@ -212,7 +214,9 @@ class Generator:
         waiting = []
         for i in range(recipe.rows):
             prompt = prompts[(number * recipe.rows + i) % len(prompts)]
-            waiting.append((self._tokens(prompt), recipe.temperatures[i % len(recipe.temperatures)]))
+            waiting.append(
+                (self._tokens(prompt), recipe.temperatures[i % len(recipe.temperatures)])
+            )
         live: dict[int, tuple[Any, float]] = {}
         while waiting or live:
             while waiting and len(live) < recipe.slots:

@@ -171,8 +171,8 @@ def read_drafter(path: Path) -> tuple[DrafterConfig, dict[str, NDArray[np.float3
         block_size=int(key("block_size")),
         mask_token=int(reader.fields[MASK_KEY].contents()),
         target_layers=tuple(int(layer) for layer in key("target_layers")),
-        rope_base=float(key("rope.freq_base")),
-        eps=float(key("attention.layer_norm_rms_epsilon")),
+        rope_base=_decimal(key("rope.freq_base")),
+        eps=_decimal(key("attention.layer_norm_rms_epsilon")),
         n_ctx=int(key("context_length")),
     )
     weights = {
@@ -180,6 +180,11 @@ def read_drafter(path: Path) -> tuple[DrafterConfig, dict[str, NDArray[np.float3
         for tensor in reader.tensors
     }
     return cfg, weights
+
+
+def _decimal(value: float) -> float:
+    """The decimal number that a float32 was written for."""
+    return float(f"{value:.7g}")
 
 
 def _type_of(name: str, shape: tuple[int, ...], kind: Type) -> Type:
@@ -209,7 +214,9 @@ def _write_metadata(
     writer.add_uint32(f"{ARCH}.block_size", cfg.block_size)
     writer.add_array(f"{ARCH}.target_layers", list(cfg.target_layers))
     for key, value in extra.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[
+            type(value)
+        ]
         add(f"{ARCH}.{key}", value)
 
 

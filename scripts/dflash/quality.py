@@ -54,7 +54,9 @@ def accepted(tokens: NDArray[np.int64], paths: set[tuple[int, ...]], truth: Sequ
     return len(path)
 
 
-def replay(text: Sequence[int], begin: int, ranked: Callable[[int], Ranked], nodes: int) -> list[int]:
+def replay(
+    text: Sequence[int], begin: int, ranked: Callable[[int], Ranked], nodes: int
+) -> list[int]:
     """Tokens each step yields when `text` is decoded from the anchor at `begin`; nodes 0: a chain."""
     yields = []
     while begin < len(text) - 1:
@@ -99,7 +101,11 @@ def rows_of(shards: list[Shard], limit: int) -> Iterator[tuple[Shard, int]]:
 
 
 def evaluate(
-    model: Drafter, shards: list[Shard], size: int, rows: int = 10_000, nodes: Sequence[int] = (8, 16)
+    model: Drafter,
+    shards: list[Shard],
+    size: int,
+    rows: int = 10_000,
+    nodes: Sequence[int] = (8, 16),
 ) -> dict[str, Any]:
     """Tokens a step by temperature, for blocks of `size`.
 
