@@ -192,16 +192,16 @@ class Generator:
         progress(have)
         number = len(done)
         limits = self.recipe.prompt_tokens + self.recipe.new_tokens
-        with Model(self.target.path) as model:
-            with TargetContext(
-                model, self.recipe.target_layers, limits, self.recipe.threads
-            ) as reader:
-                while have < tokens:
-                    rows = list(self._continuations(prompts, number, held_out))
-                    count = self._write(self.folder / f"{kind}-{number:05d}.npz", rows, reader)
-                    have += count
-                    number += 1
-                    progress(count)
+        with (
+            Model(self.target.path) as model,
+            TargetContext(model, self.recipe.target_layers, limits, self.recipe.threads) as reader,
+        ):
+            while have < tokens:
+                rows = list(self._continuations(prompts, number, held_out))
+                count = self._write(self.folder / f"{kind}-{number:05d}.npz", rows, reader)
+                have += count
+                number += 1
+                progress(count)
 
     def _continuations(
         self, prompts: list[Prompt], number: int, held_out: bool
