@@ -434,7 +434,11 @@ def test_the_shipped_drafter_is_of_the_demo_model(model: Path, target: Target) -
 
 
 def test_blocks_are_those_of_unpatched_llama_cpp(model: Path) -> None:
-    """Top-1 blocks of the shipped drafter, against unpatched llama.cpp and against PyTorch."""
+    """Top-1 blocks of the shipped drafter: exactly unpatched llama.cpp's, and PyTorch's.
+
+    Scores of PyTorch differ by at most `torch_difference`, because llama.cpp rounds activations to
+    Q8_0. A first choice that is ahead by more than twice that must be the same.
+    """
     from make_dflash_vectors import VECTORS, digest, llama_blocks
 
     kept = json.loads(VECTORS.read_text())
@@ -442,6 +446,12 @@ def test_blocks_are_those_of_unpatched_llama_cpp(model: Path) -> None:
     assert kept["target_sha256"] == digest(model), "run scripts/make_dflash_vectors.py again"
     assert kept["drafter_sha256"] == digest(drafter), "run scripts/make_dflash_vectors.py again"
     found = llama_blocks(model, drafter, kept["tokens"], [case["anchor"] for case in kept["cases"]])
+    clear = 0
     for case, block in zip(kept["cases"], found, strict=True):
-        assert case["torch"] == case["stock"], case["anchor"]
         assert block.argmax(1).tolist() == case["stock"], case["anchor"]
+        ahead = np.array(case["gap"]) > 2 * kept["torch_difference"]
+        assert np.array_equal(np.array(case["torch"])[ahead], np.array(case["stock"])[ahead])
+        clear += int(ahead.sum())
+    assert clear > 0.5 * sum(len(case["stock"]) for case in kept["cases"])
+    spread = np.concatenate(found).std()
+    assert kept["torch_difference"] <= ROUNDING * spread

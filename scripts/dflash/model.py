@@ -80,7 +80,7 @@ class Block(nn.Module):
         far = far.reshape(batch, cfg.n_head_kv, blocks, group * size, -1)
         far = far.masked_fill(~visible[:, None, :, None], float("-inf"))
         near = q.flatten(3, 4) @ own_k.mT  # [B, Hkv, N, G * K, K]
-        share = torch.cat([far, near], -1).float().softmax(-1).to(ctx_v.dtype)
+        share = torch.cat([far, near], -1).softmax(-1)
         far, near = share.split([far.shape[-1], size], -1)
         out = (far.flatten(2, 3) @ ctx_v).reshape(*near.shape[:-1], cfg.head_dim) + near @ own_v
         out = out.reshape(batch, cfg.n_head_kv, blocks, group, size, cfg.head_dim)

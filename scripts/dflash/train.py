@@ -21,9 +21,10 @@ from .config import DrafterConfig
 from .data import Shard, shards
 from .gguf_file import Weights, read_drafter, read_matrix
 from .model import Drafter
+from .start import focus
 
 LONGEST_STEP_S = 30.0  # a step that took longer was interrupted; the pause is no training
-IGNORE = -100
+START_ROWS = 4000  # feature rows from which the starting weights are made
 
 
 def option(default: Any, explanation: str) -> Any:
@@ -106,6 +107,12 @@ class Rows:
     @property
     def tokens(self) -> int:
         return sum(len(shard.tokens) for shard in self.loaded.values())
+
+    def sample_features(self, count: int) -> Tensor:
+        """About so many feature rows [n, n_features], from all shards."""
+        share = -(-count // len(self.loaded))
+        parts = [s.features[:: max(1, len(s.tokens) // share)] for s in self.loaded.values()]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
     def batch(self, rows: int, anchors: int, rng: np.random.Generator) -> Batch:
         """Random rows with random anchors, among them the last token of the prompt."""
@@ -199,6 +206,9 @@ class Trainer:
         self.model = Drafter(cfg, *shared_matrices(target))
         if start is not None:
             adopt(self.model, start)
+        elif not self.checkpoint.exists():
+            gain = torch.from_numpy(read_matrix(target, "output_norm.weight"))
+            focus(self.model, self.rows.sample_features(START_ROWS), gain)
         matrices = [p for p in self.model.parameters() if p.ndim == 2]
         vectors = [p for p in self.model.parameters() if p.ndim != 2]
         self.optimizer = torch.optim.AdamW(
