@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,12 +217,28 @@ def train(
     click.echo("done" if done else "stopped: the same command goes on", err=True)
 
 
-def measure(model: Drafter, folder: Path, rows: int, nodes: tuple[int, ...] = (8, 16), size: int | None = None) -> dict[str, Any]:  # fmt: skip
+def measure(
+    model: Drafter,
+    folder: Path,
+    rows: int,
+    nodes: tuple[int, ...] = (8, 16),
+    size: int | None = None,
+) -> dict[str, Any]:
     """Held-out quality of a drafter."""
-    from dflash.quality import evaluate
+    from dflash.quality import blocks, evaluate
 
-    held_out = [Shard.load(path) for path in shards(folder, held_out=True)]
-    return evaluate(model, held_out, size or model.cfg.block_size, rows, nodes)
+    return evaluate(
+        partial(blocks, model),
+        model.cfg.n_vocab,
+        held_out(folder),
+        size or model.cfg.block_size,
+        rows,
+        nodes,
+    )
+
+
+def held_out(folder: Path) -> list[Shard]:
+    return [Shard.load(path) for path in shards(folder, held_out=True)]
 
 
 @main.command("eval")
@@ -231,27 +248,80 @@ def measure(model: Drafter, folder: Path, rows: int, nodes: tuple[int, ...] = (8
 @click.option("--block-size", "sizes", type=int, multiple=True, help="Measure with blocks of this size; may be given several times. Default: the drafter's.")  # fmt: skip
 @click.option("--rows", default=64, show_default=True, help="Continuations to measure on.")
 @click.option("--nodes", type=int, multiple=True, default=(8, 16), show_default=True, help="Nodes of the trees, root included.")  # fmt: skip
+@click.option("--llama", is_flag=True, help="Run a drafter GGUF by llama.cpp instead of PyTorch: what decoding will see.")  # fmt: skip
 @click.option("--threads", default=1, show_default=True, help="CPU threads.")
-def evaluate(target: Path, folder: Path, drafter: Path | None, sizes: tuple[int, ...], rows: int, nodes: tuple[int, ...], threads: int) -> None:  # fmt: skip
+def evaluate(
+    target: Path,
+    folder: Path,
+    drafter: Path | None,
+    sizes: tuple[int, ...],
+    rows: int,
+    nodes: tuple[int, ...],
+    llama: bool,
+    threads: int,
+) -> None:
     """Print how many tokens a step yields on held-out continuations, as JSON.
 
     `chain` drafts the first choices, `tree_N` a DDTree of N nodes; `unigram` does the same with the
-    marginal distribution of the text. 1 is plain decoding.
+    marginal distribution of the text. 1 is plain decoding. A drafter that is worse with --llama
+    than without suffers from a difference between training and decoding.
     """
+    path = drafter or folder / "checkpoint.pt"
+    measured = (with_llama if llama else with_torch)(
+        target, folder, path, sizes, rows, nodes, threads
+    )
+    text = json.dumps(measured, indent=1)
+    (folder / "quality.json").write_text(text + "\n")
+    click.echo(text)
+
+
+def with_torch(
+    target: Path,
+    folder: Path,
+    drafter: Path,
+    sizes: tuple[int, ...],
+    rows: int,
+    nodes: tuple[int, ...],
+    threads: int,
+) -> dict[str, Any]:
     use_threads(threads)
     from dflash.model import Drafter
     from dflash.train import adopt, read_start, shared_matrices
 
-    cfg, weights = read_start(drafter or folder / "checkpoint.pt")
+    cfg, weights = read_start(drafter)
     model = Drafter(cfg, *shared_matrices(target))
     adopt(model, weights)
-    result = {
+    return {
         f"block_{size}": measure(model, folder, rows, nodes, size)
         for size in sizes or (cfg.block_size,)
     }
-    text = json.dumps(result, indent=1)
-    (folder / "quality.json").write_text(text + "\n")
-    click.echo(text)
+
+
+def with_llama(
+    target: Path,
+    folder: Path,
+    drafter: Path,
+    sizes: tuple[int, ...],
+    rows: int,
+    nodes: tuple[int, ...],
+    threads: int,
+) -> dict[str, Any]:
+    use_threads(threads)
+    from dflash.quality import LlamaBlocks, evaluate
+
+    if drafter.suffix != ".gguf":
+        raise click.ClickException("--llama needs --drafter with a GGUF file")
+    texts = held_out(folder)
+    longest = max(int(max(shard.offsets[1:] - shard.offsets[:-1])) for shard in texts)
+    drafts = LlamaBlocks(target, drafter, longest + 64, threads)
+    vocabulary = drafts.cfg.n_vocab
+    try:
+        return {
+            f"block_{size}": evaluate(drafts, vocabulary, texts, size, rows, nodes)
+            for size in sizes or (drafts.cfg.block_size,)
+        }
+    finally:
+        drafts.close()
 
 
 @main.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -358,7 +359,7 @@ def test_training_learns_resumes_and_fine_tunes(
     tmp_path: Path, target: Target, cfg: DrafterConfig
 ) -> None:
     from dflash.data import Shard, shards
-    from dflash.quality import evaluate
+    from dflash.quality import blocks, evaluate
     from dflash.train import Plan, Trainer, read_start, to_numpy
 
     write_data(tmp_path, cfg, held_out=False, rows=32)
@@ -379,7 +380,8 @@ def test_training_learns_resumes_and_fine_tunes(
         )
 
     held_out = [Shard.load(path) for path in shards(tmp_path, held_out=True)]
-    quality = evaluate(trainer.model, held_out, cfg.block_size, nodes=(8,))
+    drafts = partial(blocks, trainer.model)
+    quality = evaluate(drafts, cfg.n_vocab, held_out, cfg.block_size, nodes=(8,))
     for kinds in quality.values():
         assert kinds["chain"] > 1.5 * kinds["unigram"]
         assert kinds["tree_8"] >= kinds["chain"]

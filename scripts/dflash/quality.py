@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from .data import Shard
+from .gguf_file import read_drafter
+from .llama import DraftContext, Model, TargetContext
 from .model import Drafter
 
 RANKS = 10  # candidates of a position that a tree may use
@@ -82,6 +86,41 @@ def blocks(model: Drafter, shard: Shard, row: int, size: int) -> Ranked:
     return best.indices.numpy(), best.values.numpy()
 
 
+class LlamaBlocks:
+    """The same as `blocks`, from llama.cpp: features read anew, the GGUF file, its own cache.
+
+    What training computes and what decoding computes are then compared as a whole.
+    """
+
+    def __init__(self, target: Path, drafter: Path, n_ctx: int, threads: int = 1) -> None:
+        self.cfg, _ = read_drafter(drafter)
+        self._stack = ExitStack()
+        enter = self._stack.enter_context
+        theirs, ours = enter(Model(target)), enter(Model(drafter))
+        self.reader = enter(TargetContext(theirs, self.cfg.target_layers, n_ctx, threads))
+        self.context = enter(DraftContext(ours, self.reader, n_ctx, threads))
+
+    def __call__(self, shard: Shard, row: int, size: int) -> Ranked:
+        text = shard.tokens[shard.offsets[row] : shard.offsets[row + 1]]
+        features, _ = self.reader.read(text)
+        self.context.forget()
+        injected, tokens, log_p = 0, [], []
+        for anchor in range(int(shard.prompt_lengths[row]) - 1, len(text) - 1):
+            if anchor > injected:
+                self.context.inject(features[injected:anchor], injected)
+                injected = anchor
+            logits = self.context.block(int(text[anchor]), self.cfg.mask_token, anchor, size)[1:]
+            best = np.argsort(-logits, 1)[:, :RANKS]
+            top = logits.max(1, keepdims=True)
+            total = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
+            tokens.append(best)
+            log_p.append(np.take_along_axis(logits - total, best, 1))
+        return np.stack(tokens), np.stack(log_p)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
 def unigram(shards: list[Shard], n_vocab: int, depth: int) -> Ranked:
     """The marginal distribution of the text, for every position alike."""
     counts = np.bincount(np.concatenate([s.tokens for s in shards]), minlength=n_vocab)
@@ -101,28 +140,28 @@ def rows_of(shards: list[Shard], limit: int) -> Iterator[tuple[Shard, int]]:
 
 
 def evaluate(
-    model: Drafter,
+    drafts: Callable[[Shard, int, int], Ranked],
+    n_vocab: int,
     shards: list[Shard],
     size: int,
     rows: int = 10_000,
     nodes: Sequence[int] = (8, 16),
 ) -> dict[str, Any]:
-    """Tokens a step by temperature, for blocks of `size`.
+    """Tokens a step by temperature, for blocks of `size` that `drafts` makes.
 
     `chain` and `tree_N` (N nodes with the root) are the mean number of tokens that a step yields,
     the target's own included: 1 is plain decoding. `unigram` is the chain of the most frequent
     token, `unigram_tree_N` the tree over the marginal distribution: a drafter that has collapsed is
     no better. `top1` says how often each position of the block is right, whatever comes before it.
     """
-    marginal = unigram(shards, model.cfg.n_vocab, size - 1)
+    marginal = unigram(shards, n_vocab, size - 1)
     results: dict[str, dict[str, list[int]]] = {}
     hits: dict[str, list[NDArray[np.float64]]] = {}
-    model.eval()
     for shard, row in rows_of(shards, rows):
         temperature = f"T={shard.temperatures[row]:g}"
         text = shard.tokens[shard.offsets[row] : shard.offsets[row + 1]].tolist()
         first = int(shard.prompt_lengths[row]) - 1
-        tokens, log_p = blocks(model, shard, row, size)
+        tokens, log_p = drafts(shard, row, size)
         kinds = results.setdefault(temperature, {})
 
         def drafted(begin: int, t: Any = tokens, p: Any = log_p, first: int = first) -> Ranked:
@@ -134,7 +173,6 @@ def evaluate(
             name = f"unigram_tree_{budget}" if budget else "unigram"
             kinds.setdefault(name, []).extend(replay(text, first, lambda _: marginal, budget))
         hits.setdefault(temperature, []).append(_top1(tokens, text, first))
-    model.train()
     return {
         temperature: {
             **{name: round(float(np.mean(steps)), 3) for name, steps in kinds.items()},
