@@ -234,6 +234,53 @@ def test_the_torch_model_is_llama_cpps_graph(
                 assert np.abs(found - row).max() <= ROUNDING * row.std(), (size, anchor)
 
 
+# ---- data ----
+
+
+def test_generate_writes_what_the_target_says(tmp_path: Path, target: Target) -> None:
+    from click.testing import CliRunner
+    from dflash.data import Shard, shards
+    from dflash.llama import Model, TargetContext
+    from train_dflash import main
+
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"def f{i}(x):\n    return "} for i in range(30)]
+    lines.append({"messages": [{"role": "user", "content": "Write a function."}]})
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    command = ["generate", str(target.path), str(tmp_path / "data"), "--prompts", str(prompts)]
+    limits = ["--tokens", "600", "--held-out-tokens", "1", "--new-tokens", "24", "--slots", "8"]
+
+    def run(*options: str) -> None:
+        done = CliRunner().invoke(main, [*command, *limits, *options], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+
+    run()
+    paths = shards(tmp_path / "data", held_out=False)
+    before = [path.stat().st_mtime_ns for path in paths]
+    assert shards(tmp_path / "data", held_out=True)
+    run()  # enough is there
+    assert [path.stat().st_mtime_ns for path in paths] == before
+    with pytest.raises(ValueError, match="holds data of"):
+        run("--target-layers", "1,2,3")
+
+    shard = Shard.load(paths[0])
+    assert shard.rows == 32 and {*shard.temperatures.tolist()} == {0.0, np.float32(0.8).item()}
+    layers = spread_layers(target.n_layer)
+    agree = []
+    with Model(target.path) as model, TargetContext(model, layers, 256) as reader:
+        for row in range(shard.rows):
+            span = slice(shard.offsets[row], shard.offsets[row + 1])
+            tokens, first = shard.tokens[span], shard.prompt_lengths[row]
+            assert 1 <= first < len(tokens) <= first + 24
+            features, logits = reader.read(tokens, logits=True)
+            assert np.array_equal(features.astype(np.float16), shard.features[span])
+            best = shard.top_ids[span][np.arange(len(tokens)), shard.top_p[span].argmax(1)]
+            assert (best == logits.argmax(1)).mean() > 0.9  # float16 has ties
+            if shard.temperatures[row] == 0:
+                agree.append((best[first - 1 : -1] == tokens[first:]).mean())
+    assert np.mean(agree) > 0.9  # greedy output is each position's likeliest token
+
+
 # ---- training ----
 
 
@@ -286,6 +333,27 @@ def test_embedding_and_head_are_the_targets_and_frozen(drafter, target: Target) 
     np.testing.assert_allclose(
         drafter.logits(hidden).numpy(), hidden.numpy() @ head.T, rtol=1e-4, atol=1e-4
     )
+
+
+@needs_torch
+def test_training_starts_at_the_anchor_and_the_newest_features(
+    target: Target, cfg: DrafterConfig
+) -> None:
+    """What is written into the first weights: drafts depend most on what is nearest."""
+    from dflash.model import Drafter
+    from dflash.start import focus
+    from dflash.train import shared_matrices
+
+    torch.manual_seed(0)
+    model = Drafter(cfg, *shared_matrices(target.path))
+    rows = 1 + 2 * torch.randn(4000, cfg.n_features)
+    assert focus(model, rows, torch.ones(cfg.n_embd)) < 0.2  # of 480 such features, 1 can be made
+    features = rows[:60][None].requires_grad_()
+    tokens = torch.randint(3, 1000, (1, 60))
+    out = model(features, tokens, torch.tensor([[50]]), cfg.block_size)[0, 0, 0]
+    out.square().sum().backward()
+    influence = features.grad[0].norm(dim=-1)
+    assert influence[49] > 5 * influence[:45].median()
 
 
 def write_data(folder: Path, cfg: DrafterConfig, held_out: bool, rows: int = 4) -> None:
