@@ -196,6 +196,37 @@ def test_llama_cpp_runs_every_variant(
         assert np.abs(shorter - first).max() > 0
 
 
+@pytest.mark.parametrize("sample_from_anchor", [True, False])
+def test_dspark_scores_are_those_of_dflash_and_a_bias_of_the_token_before(
+    tmp_path: Path, target: Target, text: list[int], sample_from_anchor: bool
+) -> None:
+    """What docs/dflash.md says of the Markov head; the same seed gives both the same trunk."""
+    from dflash.llama import DraftContext, Model, TargetContext
+
+    rows, weights = {}, {}
+    for variant in ("dflash", "dspark"):
+        path = tmp_path / f"{variant}.gguf"
+        made = make(
+            path, target, variant, layers=1, block_size=6, sample_from_anchor=sample_from_anchor
+        )
+        weights = read_drafter(path)[1]
+        with (
+            Model(target.path) as theirs,
+            Model(path) as ours,
+            TargetContext(theirs, made.target_layers, 128) as reader,
+            DraftContext(ours, reader, 128) as drafter,
+        ):
+            drafter.inject(reader.read(text[:40])[0])
+            rows[variant] = drafter.block(text[40], made.mask_token, 40, 6)
+    w1, w2 = weights["markov_w1.weight"], weights["markov_w2.weight"]
+    previous, first = text[40], 0 if sample_from_anchor else 1
+    for i, (plain, biased) in enumerate(zip(rows["dflash"], rows["dspark"], strict=True)):
+        bias = w2 @ w1[previous] if i >= first else np.zeros(len(w2))
+        assert np.abs(plain + bias - biased).max() <= ROUNDING * bias.std() + 1e-4, i
+        if i >= first:
+            previous = int(biased.argmax())
+
+
 @needs_torch
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_the_torch_model_is_llama_cpps_graph(
