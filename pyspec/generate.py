@@ -82,8 +82,10 @@ class Engine:
         draft: A drafter's name, ``"auto"`` for what the file offers, or a whole `DraftConfig`.
         config: How to open the model; or give single fields of `EngineConfig` by name.
         progress: Called with the loaded fraction; returning False gives up.
-        share: An engine whose loaded weights are used; it must stay open as long as this one.
+        share: An engine whose loaded weights are used, or the address of a loaded `llama_model`;
+            either must stay open as long as this one.
         drafters: Kinds of drafter to use in place of those that `draft` names.
+        min_nodes: Nodes that a verify pass must take, where that is more than the drafter needs.
         **options: Fields of `EngineConfig`, such as ``n_ctx=8192``.
 
     Raises:
@@ -99,8 +101,9 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
-        share: Engine | None = None,
+        share: Engine | int | None = None,
         drafters: Many[type[Drafter]] = (),
+        min_nodes: int = 1,
         **options: Any,
     ) -> None:
         self.config = _config_of(config, options)
@@ -109,10 +112,11 @@ class Engine:
         drafters = list(drafters) or choose(self.draft, self.file)
         for drafter in drafters:
             self.draft = drafter.configured(self.file, self.draft)
-        max_nodes = max(drafter.max_nodes(self.draft) for drafter in drafters)
+        tree_nodes = max(drafter.max_nodes(self.draft) for drafter in drafters)
+        self.max_nodes = max(min_nodes, tree_nodes)
         native: dict[str, Any] = {
             "n_ctx": context_of(self.config, self.file),
-            "max_nodes": max_nodes,
+            "max_nodes": self.max_nodes,
             "mtp": any(drafter.uses_mtp for drafter in drafters),
         }
         if share is None:
@@ -120,18 +124,20 @@ class Engine:
                 self.file.path, self.config, progress=progress, **native
             )
         else:
-            self.native = NativeEngine.attach(share.native, self.config, **native)
+            model_of = share if isinstance(share, int) else share.native
+            self.native = NativeEngine.attach(model_of, self.config, **native)
         self.plain_because = _why_plain(self.native.info)
         if self.plain_because:
             if drafters != [PlainDecoding]:
                 _log.warning("%s: %s", self.file.path.name, self.plain_because)
             drafters = [PlainDecoding]
+        self.native.path = self.file.path
         try:
-            self.drafter = self._open_drafter(drafters, max_nodes)
+            self.drafter = self._open_drafter(drafters, tree_nodes)
         except BaseException:
             self.native.close()
             raise
-        self._decoder = Decoder(self.drafter, Verifier(self.native, max_nodes))
+        self._decoder = Decoder(self.drafter, Verifier(self.native, self.max_nodes))
         self._free = list(range(self.config.n_slots))[::-1]
         self._pieces: dict[int, bytes] = {}
 
