@@ -7,7 +7,13 @@ with pyspec.Engine("model.gguf", draft="mtp") as engine:
         print(piece, end="", flush=True)
 """
 
+from typing import TYPE_CHECKING
+
 from pyspec._libs import set_library_path as _set_library_path
+
+if TYPE_CHECKING:
+    from pyspec.async_engine import AsyncEngine, AsyncGeneration
+    from pyspec.llama import Llama
 
 _set_library_path()  # before anything imports llama_cpp
 
@@ -40,6 +46,8 @@ __all__ = [
     "AcceptedPath",
     "AllocationError",
     "ArgumentError",
+    "AsyncEngine",
+    "AsyncGeneration",
     "ComputeError",
     "ContextError",
     "DraftConfig",
@@ -53,6 +61,7 @@ __all__ = [
     "Generation",
     "GenerationResult",
     "LibraryError",
+    "Llama",
     "ModelError",
     "Outcome",
     "PyspecError",
@@ -66,3 +75,18 @@ __all__ = [
     "accept",
     "merge",
 ]
+
+#: Imported when they are asked for: these modules import `llama_cpp` or asyncio.
+_LAZY = {
+    "AsyncEngine": "pyspec.async_engine",
+    "AsyncGeneration": "pyspec.async_engine",
+    "Llama": "pyspec.llama",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'pyspec' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)

@@ -20,8 +20,9 @@ LAYERS = (
     {"verifier", "sequence", "drafts", "registry"},
     {"controller", "decoder"},
     {"generate"},
+    {"cursor"},
     {"llama", "info", "bench"},
-    {"cli", "server"},
+    {"async_engine", "cli", "server"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
@@ -86,3 +87,8 @@ def test_a_second_copy_of_the_drafts_is_refused() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "ImportError: import pyspec.drafts instead of drafts" in done.stderr
+
+
+def test_importing_the_package_leaves_llama_cpp_alone() -> None:
+    code = "import sys, pyspec; assert 'llama_cpp' not in sys.modules; pyspec.Llama; assert 'llama_cpp' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
