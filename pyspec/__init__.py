@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspec._libs import set_library_path as _set_library_path
 
 if TYPE_CHECKING:
-    from pyspec.async_engine import AsyncEngine, AsyncGeneration
+    from pyspec.async_engine import AsyncEngine, AsyncGeneration, BlockingGeneration
     from pyspec.llama import Llama
 
 _set_library_path()  # before anything imports llama_cpp
@@ -32,6 +32,7 @@ from pyspec.errors import (  # noqa: E402
     LibraryError,
     ModelError,
     PyspecError,
+    QueueFullError,
     SamplerError,
     StateError,
     TemplateError,
@@ -48,6 +49,7 @@ __all__ = [
     "ArgumentError",
     "AsyncEngine",
     "AsyncGeneration",
+    "BlockingGeneration",
     "ComputeError",
     "ContextError",
     "DraftConfig",
@@ -65,6 +67,7 @@ __all__ = [
     "ModelError",
     "Outcome",
     "PyspecError",
+    "QueueFullError",
     "SamplerError",
     "SamplingConfig",
     "StateError",
@@ -80,6 +83,7 @@ __all__ = [
 _LAZY = {
     "AsyncEngine": "pyspec.async_engine",
     "AsyncGeneration": "pyspec.async_engine",
+    "BlockingGeneration": "pyspec.async_engine",
     "Llama": "pyspec.llama",
 }
 

@@ -36,6 +36,10 @@ class StateError(PyspecError, RuntimeError):
     """A call out of order: commit without verify, use after close."""
 
 
+class QueueFullError(PyspecError):
+    """More requests are waiting than may."""
+
+
 class SamplerError(PyspecError):
     """A grammar or JSON schema does not parse, or the sampler rejects every token."""
 

@@ -190,14 +190,10 @@ class Engine:
             ContextError: The prompt does not fit into the context.
             SamplerError: The grammar or schema does not parse.
         """
-        sequence = self.begin(
-            prompt,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_end=ignore_end,
-            sampling=_sampling_of(sampling, options),
+        request = request_of(
+            max_tokens=max_tokens, stop=stop, ignore_end=ignore_end, sampling=sampling, **options
         )
-        return Generation(self, sequence, progress)
+        return Generation(self, self.begin(prompt, **request), progress)
 
     def complete(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """`generate`, waiting for the end."""
@@ -433,14 +429,39 @@ class Generation(Iterator[str]):
 
     def partial(self) -> GenerationResult:
         """What there is so far."""
-        sequence = self._sequence
-        return GenerationResult(
-            tokens=sequence.output,
-            text=sequence.text.text,
-            finish_reason=str(sequence.finish_reason or FinishReason.ABORTED),
-            stats=sequence.stats,
-            seed=sequence.seed,
-        )
+        return result_of(self._sequence)
+
+
+def result_of(sequence: Sequence) -> GenerationResult:
+    """What a sequence has produced so far."""
+    return GenerationResult(
+        tokens=sequence.output,
+        text=sequence.text.text,
+        finish_reason=str(sequence.finish_reason or FinishReason.ABORTED),
+        stats=sequence.stats,
+        seed=sequence.seed,
+    )
+
+
+def request_of(
+    *,
+    max_tokens: int | None = None,
+    stop: str | Many[str] = (),
+    ignore_end: bool = False,
+    sampling: SamplingConfig | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The arguments of `Engine.generate` as those of `Engine.begin`.
+
+    Raises:
+        ArgumentError: An option of `SamplingConfig` breaks its rule, or is none.
+    """
+    return {
+        "max_tokens": max_tokens,
+        "stop": stop,
+        "ignore_end": ignore_end,
+        "sampling": _sampling_of(sampling, options),
+    }
 
 
 def _why_plain(info: NativeInfo) -> str | None:

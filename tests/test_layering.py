@@ -20,9 +20,9 @@ LAYERS = (
     {"verifier", "sequence", "drafts", "registry"},
     {"controller", "decoder"},
     {"generate"},
-    {"cursor"},
-    {"llama", "info", "bench"},
-    {"async_engine", "cli", "server"},
+    {"cursor", "scheduler"},
+    {"llama", "async_engine", "info", "bench"},
+    {"cli", "server"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -288,7 +288,7 @@ def test_tokens_sent_to_a_generator_are_drafts(model: Path, pair: Pair) -> None:
     llama = pair.child
     tokens = llama.tokenize(CODE_PROMPT.encode())
     expected = take(llama, 30, tokens, temp=0.0)
-    for drafts in (expected[1:4], [0, 0], expected[1:2] + [0]):
+    for drafts in (expected[1:4], [0, 0], [*expected[1:2], 0]):
         generator = llama.generate(tokens, temp=0.0)
         found = [next(generator)]
         found += [generator.send(drafts if i == 0 else None) for i in range(29)]
@@ -326,6 +326,33 @@ def test_a_text_that_is_cut(pair: Pair) -> None:
     assert llama.sample(temp=0.0) == expected
 
 
+def operation(
+    what: str,
+    text: list[int],
+    n: int,
+    draw: int,
+    room: bool,
+    states: dict[llama_cpp.Llama, llama_cpp.LlamaState],
+) -> Callable[[llama_cpp.Llama], Any]:
+    def run(llama: llama_cpp.Llama) -> Any:
+        llama.set_seed(draw)
+        if what == "generate":
+            return take(llama, n, text, temp=draw % 2 * 0.8)
+        if what == "follow" and room:  # a further turn
+            return take(llama, n, llama._input_ids.tolist() + text, temp=draw % 2 * 0.8)
+        if what == "eval" and room:
+            llama.eval(text)
+        elif what == "save":
+            states[llama] = llama.save_state()
+        elif what == "load" and llama in states:
+            llama.load_state(states[llama])
+        elif what == "reset":
+            llama.reset()
+        return None
+
+    return run
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_calls(pair: Pair, seed: int) -> None:
     """Evaluations, generations that are dropped, states and resets leave both alike."""
@@ -338,23 +365,7 @@ def test_any_order_of_calls(pair: Pair, seed: int) -> None:
         text, n, draw = dice.choice(texts), dice.randint(1, 12), dice.randrange(1000)
         room = pair.child.n_ctx() - pair.child.n_tokens - len(text) - n > 0
 
-        def run(llama: llama_cpp.Llama) -> Any:
-            llama.set_seed(draw)
-            if what == "generate":
-                return take(llama, n, text, temp=draw % 2 * 0.8)
-            if what == "follow" and room:  # a further turn
-                return take(llama, n, llama._input_ids.tolist() + text, temp=draw % 2 * 0.8)
-            if what == "eval" and room:
-                return llama.eval(text)
-            if what == "save":
-                states[llama] = llama.save_state()
-            elif what == "load" and llama in states:
-                llama.load_state(states[llama])
-            elif what == "reset":
-                llama.reset()
-            return None
-
-        pair.same(run, what)
+        pair.same(operation(what, text, n, draw, room, states), what)
 
 
 # ---- states, caches, memory ----
@@ -552,6 +563,19 @@ def test_tokens_and_facts(pair: Pair) -> None:
     pair.same(lambda llama: (llama.metadata, llama.chat_format, llama.n_batch, llama._n_ctx))
     pair.same(lambda llama: llama.context_params.n_ctx)
     pair.same(lambda llama: (llama.scores.shape, llama.input_ids.shape))
+
+
+def test_tools_without_a_choice(pair: Pair) -> None:
+    """The parent's own handler of tools completes twice: the choice, then the arguments."""
+
+    def run(llama: llama_cpp.Llama) -> Any:
+        before, llama.chat_format = llama.chat_format, "chatml-function-calling"
+        try:
+            return chat("Look up.", tools=[TOOL], tool_choice="auto", max_tokens=30, seed=1)(llama)
+        finally:
+            llama.chat_format = before
+
+    pair.same(run)
 
 
 def test_pickles(model: Path) -> None:

@@ -1,0 +1,317 @@
+"""`AsyncEngine`: many requests at once, for asyncio and for threads.
+
+    async with pyspec.AsyncEngine("model.gguf", n_slots=8) as engine:
+        async for piece in engine.generate("def main(", max_tokens=64):
+            print(piece, end="", flush=True)
+        results = await asyncio.gather(*(engine.complete(prompt) for prompt in prompts))
+
+One thread owns the engine and steps all running requests together; the event loop never waits for
+the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
+from pyspec.errors import AbortedError, PyspecError, StateError
+from pyspec.generate import Engine, GenerationResult, Progress, Prompt, request_of
+from pyspec.scheduler import Job, Scheduler
+
+_log = logging.getLogger("pyspec")
+
+_Event = str | GenerationResult | Exception
+
+
+class AsyncEngine:
+    """An engine whose slots serve many requests at once.
+
+    Args:
+        model: Path of a GGUF file, ``"demo"``, or an `Engine` that is open already; from then on
+            the async engine alone uses it.
+        draft: As for `Engine`.
+        config: As for `Engine`; ``n_slots`` is how many requests run at once, the others wait.
+        max_waiting: Most requests in line.
+        progress: Called with the loaded fraction, by the thread that loads.
+        **options: Fields of `EngineConfig`, such as ``n_slots=8``.
+
+    The model is loaded by ``async with``, by ``with``, or by `start`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Engine,
+        draft: str | DraftConfig = "auto",
+        config: EngineConfig | None = None,
+        *,
+        max_waiting: int = 1024,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        self._open: Callable[[], Engine] = (
+            (lambda: model)
+            if isinstance(model, Engine)
+            else (lambda: Engine(model, draft, config, progress=progress, **options))
+        )
+        self._max_waiting = max_waiting
+        self._scheduler: Scheduler | None = None
+        self._thread: threading.Thread | None = None
+
+    # ---- requests ----
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Many[str] = (),
+        ignore_end: bool = False,
+        sampling: SamplingConfig | None = None,
+        **options: Any,
+    ) -> AsyncGeneration:
+        """Puts a request in line: iterate the result with ``async for``, or await its `result`.
+
+        Arguments are those of `Engine.generate`. To be called in a running event loop.
+
+        Raises:
+            ArgumentError: An option breaks its rule.
+            QueueFullError: `max_waiting` requests are in line already.
+            StateError: The engine is not running.
+        """
+        request = request_of(
+            max_tokens=max_tokens, stop=stop, ignore_end=ignore_end, sampling=sampling, **options
+        )
+        job = _AsyncJob(prompt, request, asyncio.get_running_loop())
+        self._running().submit(job)
+        return AsyncGeneration(job)
+
+    async def complete(self, prompt: Prompt, **options: Any) -> GenerationResult:
+        """`generate`, waiting for the end; when the waiting task is cancelled, so is the request."""
+        generation = self.generate(prompt, **options)
+        try:
+            return await generation.result()
+        finally:
+            generation.cancel()
+
+    def chat(
+        self,
+        messages: Many[Mapping[str, Any]],
+        *,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncGeneration:
+        """`generate` for the prompt that the model's chat template makes of `messages`.
+
+        Args:
+            messages: As in OpenAI's API: mappings with ``role`` and ``content``.
+            template: Variables for the template, such as ``{"enable_thinking": False}``.
+            **options: As for `generate`.
+
+        Raises:
+            TemplateError: The model has no template, or it refuses the messages.
+        """
+        return self.generate(self._prompt_of(messages, template), **options)
+
+    def submit(self, prompt: Prompt, **options: Any) -> BlockingGeneration:
+        """`generate` for threads: iterate the result with ``for``, or call its `result`."""
+        job = _BlockingJob(prompt, request_of(**options))
+        self._running().submit(job)
+        return BlockingGeneration(job)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests running, and requests in line."""
+        return self._running().load
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for facts and for its text functions; the thread alone decodes with it."""
+        return self._running().engine
+
+    def _prompt_of(
+        self, messages: Many[Mapping[str, Any]], variables: Mapping[str, Any] | None
+    ) -> str:
+        return self.engine.chat_template.render(messages, **(variables or {}))
+
+    def _running(self) -> Scheduler:
+        if self._scheduler is None:
+            raise StateError("the engine is not running: use `async with`, `with` or start()")
+        return self._scheduler
+
+    # ---- life ----
+
+    def start(self) -> Self:
+        """Loads the model and begins to serve."""
+        if self._scheduler is None:
+            self._serve(self._open())
+        return self
+
+    def close(self) -> None:
+        """Ends all requests with `StateError`, and frees the model. Safe to call twice."""
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is None or self._thread is None:
+            return
+        scheduler.close()
+        self._thread.join()
+        scheduler.engine.close()
+
+    def _serve(self, engine: Engine) -> None:
+        self._scheduler = Scheduler(engine, self._max_waiting)
+        self._thread = threading.Thread(
+            target=_run, args=(self._scheduler,), name="pyspec-engine", daemon=True
+        )
+        self._thread.start()
+
+    async def __aenter__(self) -> Self:
+        if self._scheduler is None:
+            self._serve(await asyncio.to_thread(self._open))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncGeneration(AsyncIterator[str]):
+    """A request of an `AsyncEngine`: text as it appears, then the result.
+
+    Dropping it gives it up, and frees its slot after the running step.
+    """
+
+    def __init__(self, job: _AsyncJob) -> None:
+        self._job = job
+        self._result: GenerationResult | Exception | None = None
+
+    async def __anext__(self) -> str:
+        if self._result is None:
+            event = await self._job.events.get()
+            if isinstance(event, str):
+                return event
+            self._result = event
+        if isinstance(self._result, Exception):
+            raise self._result
+        raise StopAsyncIteration
+
+    async def result(self) -> GenerationResult:
+        """Everything, once it has ended: waits for that, and skips the pieces before it."""
+        async for _ in self:
+            pass
+        assert isinstance(self._result, GenerationResult)
+        return self._result
+
+    def cancel(self) -> None:
+        """Gives it up; its result then has the finish reason ``"aborted"``."""
+        self._job.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+class BlockingGeneration(Iterator[str]):
+    """A request of an `AsyncEngine`, for threads: text as it appears, then the result."""
+
+    def __init__(self, job: _BlockingJob) -> None:
+        self._job = job
+        self._result: GenerationResult | Exception | None = None
+
+    def __next__(self) -> str:
+        return self._next(None)
+
+    def result(self, timeout: float | None = None) -> GenerationResult:
+        """Everything, once it has ended: waits for that, and skips the pieces before it.
+
+        Raises:
+            TimeoutError: No piece came for `timeout` seconds; it can be asked again.
+        """
+        with suppress(StopIteration):
+            while True:
+                self._next(timeout)
+        assert isinstance(self._result, GenerationResult)
+        return self._result
+
+    def cancel(self) -> None:
+        """Gives it up; its result then has the finish reason ``"aborted"``."""
+        self._job.cancel()
+
+    def _next(self, timeout: float | None) -> str:
+        if self._result is None:
+            try:
+                event = self._job.events.get(timeout=timeout)
+            except queue.Empty:
+                raise TimeoutError(f"no text came for {timeout} seconds") from None
+            if isinstance(event, str):
+                return event
+            self._result = event
+        if isinstance(self._result, Exception):
+            raise self._result
+        raise StopIteration
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+class _AsyncJob(Job):
+    """Its events go to a queue of the event loop that made it."""
+
+    def __init__(
+        self, prompt: Prompt, options: dict[str, Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(prompt, **options)
+        self.events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._loop = loop
+
+    def _put(self, event: _Event) -> None:
+        with suppress(RuntimeError):  # the loop has closed: nobody waits
+            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+    emit = finish = fail = _put
+
+
+class _BlockingJob(Job):
+    """Its events go to a queue between threads."""
+
+    def __init__(self, prompt: Prompt, options: dict[str, Any]) -> None:
+        super().__init__(prompt, **options)
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+
+    def _put(self, event: _Event) -> None:
+        self.events.put(event)
+
+    emit = finish = fail = _put
+
+
+def _run(scheduler: Scheduler) -> None:
+    """What the thread does."""
+    error: Exception = AbortedError("the engine was closed")
+    try:
+        while scheduler.wait():
+            scheduler.turn()
+    except Exception as failure:  # nobody must wait for ever
+        _log.exception("the engine's thread failed")
+        error = failure if isinstance(failure, PyspecError) else StateError(repr(failure))
+        scheduler.close()
+    scheduler.end_all(error)
