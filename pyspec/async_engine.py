@@ -25,11 +25,9 @@ from typing import Any, Self
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
 from pyspec.errors import AbortedError, PyspecError, StateError
 from pyspec.generate import Engine, GenerationResult, Progress, Prompt, request_of
-from pyspec.scheduler import Job, Scheduler
+from pyspec.scheduler import Event, Job, Scheduler
 
 _log = logging.getLogger("pyspec")
-
-_Event = str | GenerationResult | Exception
 
 
 class AsyncEngine:
@@ -90,9 +88,16 @@ class AsyncEngine:
         request = request_of(
             max_tokens=max_tokens, stop=stop, ignore_end=ignore_end, sampling=sampling, **options
         )
-        job = _AsyncJob(prompt, request, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        def put(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop has closed: nobody waits
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        job = Job(prompt, put, **request)
         self._running().submit(job)
-        return AsyncGeneration(job)
+        return AsyncGeneration(job, events)
 
     async def complete(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """`generate`, waiting for the end; when the waiting task is cancelled, so is the request."""
@@ -123,9 +128,10 @@ class AsyncEngine:
 
     def submit(self, prompt: Prompt, **options: Any) -> BlockingGeneration:
         """`generate` for threads: iterate the result with ``for``, or call its `result`."""
-        job = _BlockingJob(prompt, request_of(**options))
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        job = Job(prompt, events.put, **request_of(**options))
         self._running().submit(job)
-        return BlockingGeneration(job)
+        return BlockingGeneration(job, events)
 
     @property
     def load(self) -> tuple[int, int]:
@@ -202,13 +208,14 @@ class AsyncGeneration(AsyncIterator[str]):
     Dropping it gives it up, and frees its slot after the running step.
     """
 
-    def __init__(self, job: _AsyncJob) -> None:
+    def __init__(self, job: Job, events: asyncio.Queue[Event]) -> None:
         self._job = job
+        self._events = events
         self._result: GenerationResult | Exception | None = None
 
     async def __anext__(self) -> str:
         if self._result is None:
-            event = await self._job.events.get()
+            event = await self._events.get()
             if isinstance(event, str):
                 return event
             self._result = event
@@ -234,8 +241,9 @@ class AsyncGeneration(AsyncIterator[str]):
 class BlockingGeneration(Iterator[str]):
     """A request of an `AsyncEngine`, for threads: text as it appears, then the result."""
 
-    def __init__(self, job: _BlockingJob) -> None:
+    def __init__(self, job: Job, events: queue.SimpleQueue[Event]) -> None:
         self._job = job
+        self._events = events
         self._result: GenerationResult | Exception | None = None
 
     def __next__(self) -> str:
@@ -260,7 +268,7 @@ class BlockingGeneration(Iterator[str]):
     def _next(self, timeout: float | None) -> str:
         if self._result is None:
             try:
-                event = self._job.events.get(timeout=timeout)
+                event = self._events.get(timeout=timeout)
             except queue.Empty:
                 raise TimeoutError(f"no text came for {timeout} seconds") from None
             if isinstance(event, str):
@@ -272,36 +280,6 @@ class BlockingGeneration(Iterator[str]):
 
     def __del__(self) -> None:
         self.cancel()
-
-
-class _AsyncJob(Job):
-    """Its events go to a queue of the event loop that made it."""
-
-    def __init__(
-        self, prompt: Prompt, options: dict[str, Any], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(prompt, **options)
-        self.events: asyncio.Queue[_Event] = asyncio.Queue()
-        self._loop = loop
-
-    def _put(self, event: _Event) -> None:
-        with suppress(RuntimeError):  # the loop has closed: nobody waits
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
-
-    emit = finish = fail = _put
-
-
-class _BlockingJob(Job):
-    """Its events go to a queue between threads."""
-
-    def __init__(self, prompt: Prompt, options: dict[str, Any]) -> None:
-        super().__init__(prompt, **options)
-        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-
-    def _put(self, event: _Event) -> None:
-        self.events.put(event)
-
-    emit = finish = fail = _put
 
 
 def _run(scheduler: Scheduler) -> None:

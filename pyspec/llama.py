@@ -19,9 +19,9 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,8 @@ _log = logging.getLogger("pyspec")
 
 CACHE_BYTES = 256 << 20
 """Most bytes that states kept for going back to an earlier text take, unless told otherwise."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 UNLIMITED = 1 << 30
 """Tokens that a generation without a limit may ask for."""
@@ -68,6 +70,11 @@ _UNSUPPORTED = [
     "embedding",
     "draft_model",
 ]
+
+
+def _like(parent: F) -> Callable[[Callable[..., Any]], F]:
+    """Gives a method the signature and the documentation of the parent's."""
+    return functools.wraps(parent)  # type: ignore[return-value]
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -187,7 +194,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _adapt_lora(self) -> None:
         if self._lora_adapter is None:
             return
-        adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(self._lora_adapter)
+        adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(self._lora_adapter)  # type: ignore[misc]
         scales = (ctypes.c_float * 1)(self.lora_scale)
         if llama_cpp.llama_set_adapters_lora(self._ctx.ctx, adapters, 1, scales):
             raise RuntimeError(f"Failed to set LoRA adapter from lora path: {self.lora_path}")
@@ -211,7 +218,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     # ---- tokens ----
 
-    @functools.wraps(llama_cpp.Llama.generate)
+    @_like(llama_cpp.Llama.generate)
     def generate(self, *args: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
         remaining, self._max_tokens = self._max_tokens, None
         call = _bind(_GENERATE, self, *args, **options)
@@ -247,12 +254,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif len(tokens):
             self._feed(list(tokens))
 
-    @functools.wraps(llama_cpp.Llama.sample)
+    @_like(llama_cpp.Llama.sample)
     def sample(self, *args: Any, idx: int | None = None, **options: Any) -> int:
         if self._cursor is not None and self.n_tokens > 0:
             # The parent turns an index into a row of the last pass: idx - n_tokens.
             idx = self.n_tokens + self._row_of(idx)
-        return int(super().sample(*args, idx=idx, **options))
+        return int(super().sample(*args, idx=idx, **options))  # type: ignore[misc]
 
     def reset(self) -> None:
         """Starts from an empty text."""
@@ -263,30 +270,37 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _create_completion(self, *args: Any, max_tokens: int | None = 16, **options: Any) -> Any:
         self._max_tokens = max_tokens if max_tokens and max_tokens > 0 else None
-        yield from super()._create_completion(*args, max_tokens=max_tokens, **options)
+        yield from super()._create_completion(  # type: ignore[misc]
+            *args, max_tokens=max_tokens, **options
+        )
+
+    @property
+    def _at(self) -> Cursor:
+        assert self._cursor is not None, "the parent's own way is taken"
+        return self._cursor
 
     def _read(self, text: list[int], remaining: int | None = 1) -> None:
         """Makes `text` what was evaluated."""
         self.n_tokens = 0
         if text:
             with _parents_errors():
-                self._cursor.read(text, remaining=remaining or UNLIMITED)
+                self._at.read(text, remaining=remaining or UNLIMITED)
             self._note(text)
 
     def _feed(
         self, tokens: list[int], remaining: int = 1, drafts: Sequence[int] | None = None
     ) -> None:
         """Evaluates `tokens` after the `n_tokens` that are there."""
-        if self._cursor.length != self.n_tokens:  # cut or replaced from outside
+        if self._at.length != self.n_tokens:  # cut or replaced from outside
             self._read([*self._input_ids.tolist(), *tokens], remaining)
             return
         with _parents_errors():
-            self._cursor.extend(tokens, remaining=remaining, drafts=drafts)
+            self._at.extend(tokens, remaining=remaining, drafts=drafts)
         self._note(tokens)
 
     def _step(self, token: int) -> bool:
         """Goes on with `token` if it was drafted."""
-        if self._cursor.length != self.n_tokens or not self._cursor.step(token):
+        if self._at.length != self.n_tokens or not self._at.step(token):
             return False
         self._note([token])
         return True
@@ -299,7 +313,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _row_of(self, position: int | None) -> int:
         """The row of the logits after the token at `position`, by default the last."""
-        cursor = self._cursor
+        cursor = self._at
         if cursor.length != self.n_tokens or cursor.row is None:
             self._read(self._input_ids.tolist())
         row = cursor.row if position is None else cursor.row_of(position)

@@ -9,35 +9,32 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from pyspec.errors import PyspecError, QueueFullError, StateError
 from pyspec.generate import Engine, GenerationResult, Prompt, result_of
 from pyspec.sequence import Sequence
 
+Event = str | GenerationResult | Exception
+"""More text; or the last event of a job: what became of it."""
+
 
 class Job:
-    """One request. Subclasses say where its text goes; the scheduler's thread calls them.
+    """One request.
 
     Args:
         prompt: Text, bytes or token ids.
+        put: Takes its events; called by the scheduler's thread.
         **options: As for `Engine.begin`.
     """
 
-    def __init__(self, prompt: Prompt, **options: Any) -> None:
+    def __init__(self, prompt: Prompt, put: Callable[[Event], None], **options: Any) -> None:
         self.prompt = prompt
+        self.put = put
         self.options = options
         self.cancelled = False
         self.sequence: Sequence | None = None
-
-    def emit(self, text: str) -> None:
-        """More text is there."""
-
-    def finish(self, result: GenerationResult) -> None:
-        """It has ended well; nothing more is called."""
-
-    def fail(self, error: Exception) -> None:
-        """It has failed; nothing more is called."""
 
     def cancel(self) -> None:
         """Gives it up: it leaves the line, or its slot after the running step. From any thread."""
@@ -110,17 +107,17 @@ class Scheduler:
         for job in running:
             self._leave(job)
         for job in (*running, *waiting):
-            job.fail(error)
+            job.put(error)
 
     def _drop_cancelled(self) -> None:
         with self._wake:
             dropped = [job for job in self._waiting if job.cancelled]
             self._waiting = deque(job for job in self._waiting if job not in dropped)
         for job in dropped:
-            job.fail(StateError("the request was given up before it had a slot"))
+            job.put(StateError("the request was given up before it had a slot"))
         for job in [job for job in self._running if job.cancelled]:
             self._leave(job)
-            job.finish(result_of(_sequence(job)))
+            job.put(result_of(_sequence(job)))
 
     def _admit(self) -> None:
         """Gives free slots to waiting jobs, in order."""
@@ -129,7 +126,7 @@ class Scheduler:
             try:
                 job.sequence = self.engine.begin(job.prompt, **job.options)
             except Exception as error:  # whatever a request does, the others go on
-                job.fail(error)
+                job.put(error)
             else:
                 self._running.append(job)
 
@@ -160,7 +157,7 @@ class Scheduler:
                 sequence.fail(error)
         for emission in emissions:
             if emission.text:
-                jobs[id(emission.sequence)].emit(emission.text)
+                jobs[id(emission.sequence)].put(emission.text)
         for job in jobs.values():
             self._settle(job)
 
@@ -171,9 +168,9 @@ class Scheduler:
             return
         self._leave(job)
         if sequence.error is not None:
-            job.fail(sequence.error)
+            job.put(sequence.error)
         else:
-            job.finish(result_of(sequence))
+            job.put(result_of(sequence))
 
     def _leave(self, job: Job) -> None:
         self._running.remove(job)

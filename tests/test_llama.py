@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -91,9 +92,10 @@ def opened(model: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(opened: Pair) -> Pair:
-    """Both without a text."""
-    opened.parent.reset()
-    opened.child.reset()
+    """Both without a text, and with the same seed."""
+    for llama in (opened.parent, opened.child):
+        llama.reset()
+        llama.set_seed(7)
     return opened
 
 
@@ -482,6 +484,8 @@ def test_what_was_gained(model: Path, pair: Pair) -> None:
     stats = pair.child.spec_stats
     assert (stats.draft, stats.generated) == ("mtp", 60)
     assert stats.tokens_per_step > 2 and stats.steps < 30
+    pair.child(CODE_PROMPT, max_tokens=1)
+    assert pair.child.spec_stats.drafted == 0, "nothing is drafted that nobody asked for"
     assert set(stats.as_dict()["ms"]) >= {"draft", "verify", "sample", "commit"}
     with closing_llama(model, draft="none") as llama:
         assert llama.plain_because is None
@@ -513,6 +517,76 @@ def test_attention_alone() -> None:
         found.same(completion(CODE_PROMPT + "x", max_tokens=20, seed=3))
     finally:
         found.close()
+
+
+WAYS_TO_OPEN = {
+    "small-batches": {"n_batch": 24, "n_ubatch": 8},
+    "quantised-keys": {"type_k": 8},
+    "whole-context": {"n_ctx": 0},
+    "no-mmap": {"use_mmap": False, "offload_kqv": False},
+}
+
+
+@pytest.mark.parametrize("name", WAYS_TO_OPEN)
+def test_ways_to_open_it(model: Path, name: str) -> None:
+    found = Pair(model, **{"n_ctx": 256} | WAYS_TO_OPEN[name])
+    try:
+        assert found.child.plain_because is None
+        found.same(lambda llama: (llama.n_ctx(), llama.n_batch, llama.scores.shape))
+        for prompt in (CODE[1] * 4, CODE[1] * 4 + PROSE[0]):
+            found.same(completion(prompt, max_tokens=16, seed=3))
+    finally:
+        found.close()
+
+
+def test_flash_attention(model: Path) -> None:
+    """Upstream's depends on the batch; ours is the same with and without drafts."""
+    with (
+        closing_llama(model, flash_attn=True) as drafting,
+        closing_llama(model, flash_attn=True, draft="none") as plain,
+    ):
+        found = completion(CODE_PROMPT, max_tokens=60, seed=3)
+        assert found(drafting) == found(plain)
+        assert drafting.spec_stats.accepted
+
+
+def write_lora(path: Path, model: Path) -> None:
+    """A random adapter of rank 2 for every feed-forward output."""
+    reader, dice = gguf.GGUFReader(model), np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "qwen35")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0)
+    for tensor in reader.tensors:
+        if tensor.name.startswith(("blk.0.ffn_down", "blk.1.ffn_down")):
+            n_in, n_out = (int(n) for n in tensor.shape)
+            for part, shape in (("a", (2, n_in)), ("b", (n_out, 2))):
+                values = dice.normal(0, 0.5, shape).astype(np.float32)
+                writer.add_tensor(f"{tensor.name}.lora_{part}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_lora(model: Path, pair: Pair, tmp_path: Path) -> None:
+    write_lora(tmp_path / "lora.gguf", model)
+    found = Pair(model, lora_path=str(tmp_path / "lora.gguf"), n_ctx=256)
+    try:
+        run = completion(CODE_PROMPT, max_tokens=30, temperature=0)
+        assert found.same(run) != pair.same(run), "the adapter has an effect"
+    finally:
+        found.close()
+
+
+def test_what_is_logged(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing_llama(model, verbose=True) as llama:
+        llama("x", max_tokens=3)
+        llama("x", max_tokens=3)
+    assert "llama" in capfd.readouterr().err
+    with closing_llama(model) as llama:
+        llama("x", max_tokens=3)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
