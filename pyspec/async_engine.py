@@ -162,11 +162,12 @@ class AsyncEngine:
         return self
 
     def close(self) -> None:
-        """Ends all requests with `StateError`, and frees the model. Safe to call twice."""
+        """Ends all requests with `AbortedError`, and frees the model. Safe to call twice."""
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None or self._thread is None:
             return
         scheduler.close()
+        scheduler.engine.abort()  # a long prompt need not be read to its end
         self._thread.join()
         scheduler.engine.close()
 

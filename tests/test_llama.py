@@ -254,6 +254,35 @@ def test_stopping_criteria(pair: Pair) -> None:
     pair.same(run)
 
 
+def test_after_an_exception(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(input_ids: np.ndarray, logits: np.ndarray) -> bool:
+        if len(input_ids) > 15:
+            raise KeyboardInterrupt
+        return False
+
+    def run(llama: llama_cpp.Llama) -> Any:
+        criteria = llama_cpp.StoppingCriteriaList([give_up])
+        with pytest.raises(KeyboardInterrupt):
+            llama(CODE_PROMPT, stopping_criteria=criteria, max_tokens=40)
+        return completion(CODE_PROMPT * 2, max_tokens=20, seed=1)(llama)
+
+    pair.same(run)
+    verify, calls = pair.child._cursor._verifier.verify, []
+
+    def fail_once(*arguments: Any) -> None:
+        calls.append(verify(*arguments))
+        if len(calls) == 5:
+            raise MemoryError("a failure after the pass")
+
+    monkeypatch.setattr(pair.child._cursor._verifier, "verify", fail_once)
+    with pytest.raises(MemoryError):
+        pair.child(CODE_PROMPT, max_tokens=40)
+    before = state_of(pair.child)[1]
+    assert take(pair.child, 9, [65], reset=False, temp=0.0) == take(
+        pair.parent, 9, [*before, 65], temp=0.0
+    )
+
+
 def test_minimum_of_tokens(pair: Pair) -> None:
     def run(llama: llama_cpp.Llama) -> Any:
         least = llama_cpp.MinTokensLogitsProcessor(20, llama.token_eos())
