@@ -270,9 +270,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _create_completion(self, *args: Any, max_tokens: int | None = 16, **options: Any) -> Any:
         self._max_tokens = max_tokens if max_tokens and max_tokens > 0 else None
-        yield from super()._create_completion(  # type: ignore[misc]
-            *args, max_tokens=max_tokens, **options
-        )
+        try:
+            yield from super()._create_completion(  # type: ignore[misc]
+                *args, max_tokens=max_tokens, **options
+            )
+        finally:
+            self._max_tokens = None
 
     @property
     def _at(self) -> Cursor:
