@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pyspec.accept import AcceptedPath
 from pyspec.drafter import Drafter, Outcome, StepCost
 from pyspec.errors import PyspecError
+from pyspec.logprobs import token_logprob
 from pyspec.sequence import Sequence
 from pyspec.stats import StepClock
 from pyspec.tree import DraftTree
@@ -86,8 +87,18 @@ class Decoder:
             except PyspecError as error:
                 sequence.fail(error)
             else:
-                turns.append(Turn(sequence, tree, sequence.cut(path)))
+                path = sequence.cut(path)
+                if sequence.top_logprobs is not None:
+                    self._record(sequence, path, sequence.top_logprobs)
+                turns.append(Turn(sequence, tree, path))
         return turns
+
+    def _record(self, sequence: Sequence, path: AcceptedPath, n_top: int) -> None:
+        """Log-probabilities of a path's tokens, each from the logits at the node it was drawn at."""
+        sequence.logprobs += [
+            token_logprob(self.verifier.logits(sequence.slot, node), token, n_top)
+            for node, token in zip(path.nodes, path.tokens, strict=True)
+        ]
 
     def _commit(self, turns: list[Turn]) -> None:
         self.verifier.commit([turn.sequence.slot for turn in turns], [turn.path for turn in turns])

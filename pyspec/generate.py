@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pyspec.chat import ChatTemplate
-from pyspec.config import DEFAULT_CTX, DraftConfig, EngineConfig, SamplingConfig
+from pyspec.config import DEFAULT_CTX, MAX_NODES, DraftConfig, EngineConfig, SamplingConfig
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve, Tuning, choose_threads, curve_of, measure
 from pyspec.decoder import Decoder, Emission
@@ -29,7 +29,7 @@ from pyspec.drafter import Drafter, PlainDecoding
 from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
 from pyspec.model_file import ModelFile, resolve_model
 from pyspec.native import NativeEngine, NativeInfo
-from pyspec.registry import choose
+from pyspec.registry import AUTO, choose
 from pyspec.sampling import resolve
 from pyspec.sequence import FinishReason, Sequence
 from pyspec.stats import Stats
@@ -210,14 +210,23 @@ class Engine:
         ignore_end: bool = False,
         sampling: SamplingConfig | None = None,
         special: bool = True,
+        draft: str | None = None,
+        draft_nodes: int | None = None,
+        top_logprobs: int | None = None,
     ) -> Sequence:
         """Takes a free slot for a request; `prefill` and `step` it, and give it back with `end`.
 
         Args:
             special: Read special tokens in a text prompt as such, as llama.cpp does.
+            draft: ``"none"`` decodes this request plainly; None drafts as the engine does.
+            draft_nodes: Most nodes of this request's trees, the root included; the engine's own
+                limit holds beside it.
+            top_logprobs: Record every token's log-probability and so many runners-up in
+                `Sequence.logprobs`.
         """
         if max_tokens is not None and max_tokens < 1:
             raise ArgumentError(f"max_tokens is {max_tokens}, must be at least 1")
+        self._check_draft(draft, draft_nodes)
         tokens, pending = self._tokens_of(prompt, special)
         if len(tokens) > self.n_ctx:
             raise ContextError(f"prompt has {len(tokens)} tokens, context holds {self.n_ctx}")
@@ -243,17 +252,23 @@ class Engine:
                 prompt_tokens=len(tokens),
                 rollback_bytes=self.native.info.bytes_rollback,
             ),
+            draft=draft,
+            draft_nodes=draft_nodes,
+            top_logprobs=top_logprobs,
         )
 
-    def prefill(self, sequence: Sequence) -> bool:
+    def prefill(self, sequence: Sequence, limit: int | None = None) -> bool:
         """Processes the next batch of a prompt; True when all of it is in the target.
 
         The last prompt token is left out: it is the root of the first tree.
+
+        Args:
+            sequence: A sequence whose prompt is not read yet.
+            limit: Most tokens to process; None for the engine's batch.
         """
         end = len(sequence.tokens) - 1
-        chunk = sequence.tokens[
-            sequence.prefilled : min(end, sequence.prefilled + self.config.n_batch)
-        ]
+        size = min(limit or self.config.n_batch, self.config.n_batch)
+        chunk = sequence.tokens[sequence.prefilled : min(end, sequence.prefilled + size)]
         if chunk:
             began = time.perf_counter()
             self.native.prefill(sequence.slot, chunk)
@@ -327,6 +342,16 @@ class Engine:
             tokens = list(self.native.tokenize(whole, add_special=True, parse_special=special))
             tokens += [self._byte_tokens[byte] for byte in pending]
         return tokens or [self._start_token()], pending
+
+    def _check_draft(self, draft: str | None, nodes: int | None) -> None:
+        able = (PlainDecoding.name, self.drafter.name, AUTO)
+        if draft is not None and draft not in able:
+            raise ArgumentError(
+                f"draft is {draft!r}, must be one of {', '.join(dict.fromkeys(able))}: "
+                f"the engine drafts with {self.drafter.name}"
+            )
+        if nodes is not None and not 1 <= nodes <= MAX_NODES:
+            raise ArgumentError(f"draft_nodes is {nodes}, must be 1 to {MAX_NODES}")
 
     def _checked(self, token: int) -> int:
         if not 0 <= token < self.native.info.n_vocab:

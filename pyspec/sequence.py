@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pyspec.accept import AcceptedPath
-from pyspec.drafter import DraftContext
+from pyspec.drafter import DraftContext, PlainDecoding
 from pyspec.errors import PyspecError
+from pyspec.logprobs import TokenLogprob
 from pyspec.stats import Stats
 from pyspec.text import TextStream
 from pyspec.tree import DraftTree
@@ -49,6 +50,10 @@ class Sequence:
         finish_reason: Set when the request has ended.
         error: What made it fail.
         prefilled: How many prompt tokens the target has read.
+        draft: What drafts for this request, where it asks for something else than the engine.
+        draft_nodes: Most nodes of its trees, where it asks for less than the engine allows.
+        top_logprobs: Runners-up to record with every token's log-probability; None records nothing.
+        logprobs: One entry per generated token when recorded.
     """
 
     slot: int
@@ -64,6 +69,10 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: PyspecError | None = None
     prefilled: int = 0
+    draft: str | None = None
+    draft_nodes: int | None = None
+    top_logprobs: int | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def output(self) -> list[int]:
@@ -79,7 +88,9 @@ class Sequence:
     def draft_context(self, max_nodes: int) -> DraftContext:
         """What the drafter gets: at most `max_nodes` nodes, no deeper than can be emitted."""
         free = self.room - len(self.tokens) + 1
-        return DraftContext(self.slot, self.tokens, min(max_nodes, free), self.remaining - 1)
+        asked = 1 if self.draft == PlainDecoding.name else self.draft_nodes or max_nodes
+        nodes = min(max_nodes, asked, free)
+        return DraftContext(self.slot, self.tokens, nodes, self.remaining - 1)
 
     def cut(self, path: AcceptedPath) -> AcceptedPath:
         """`path` up to the first end token or stop string, within the limit on tokens."""
@@ -94,6 +105,7 @@ class Sequence:
             emitted = emitted[:-1]
             self.finish_reason = FinishReason.STOP
         self.tokens.extend(emitted)
+        del self.logprobs[len(self.tokens) - self.prompt_length :]
         self.stats.generated += len(emitted)
         piece = self.text.push(emitted)
         if self.text.stopped_by is not None:

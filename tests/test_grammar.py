@@ -1,0 +1,125 @@
+"""Grammars from JSON schemas: what a strict parser accepts, and limits that hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspec import Engine, SamplerError
+from pyspec.grammar import (
+    MAX_REPEAT,
+    MAX_SCHEMA_DEPTH,
+    GrammarBuilder,
+    _advance,
+    literal,
+    schema_grammar,
+)
+
+NODE = {
+    "type": "object",
+    "properties": {"v": {"enum": [1, 2]}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["v", "next"],
+}
+
+
+def written(engine: Engine, grammar: str, seed: int = 1, prompt: str = "x = ") -> str:
+    options = {"grammar": grammar, "seed": seed, "temperature": 3, "top_k": 0, "min_p": 0}
+    return engine.complete(prompt, max_tokens=200, **options).text
+
+
+@pytest.mark.parametrize(
+    ("schema", "holds"),
+    [
+        pytest.param(True, lambda value: True, id="true"),
+        pytest.param(
+            {"type": ["string", "null"], "maxLength": 3},
+            lambda v: v is None or len(v) <= 3,
+            id="union",
+        ),
+        pytest.param(
+            {"enum": ["a\\b", 'é"q\n']}, lambda value: value in ["a\\b", 'é"q\n'], id="escapes"
+        ),
+        pytest.param(NODE, lambda value: value["v"] in (1, 2) and "next" in value, id="recursive"),
+        pytest.param(
+            {
+                "$defs": {"string": {"type": "boolean"}},
+                "type": "object",
+                "properties": {"é": {"$ref": "#/$defs/string"}, "s": {"enum": ["x"]}},
+                "required": ["é", "s"],
+            },
+            lambda value: isinstance(value["é"], bool) and value["s"] == "x",
+            id="definition-named-as-a-type",
+        ),
+    ],
+)
+def test_texts_satisfy_the_schema(plain: Engine, schema: Any, holds: Any) -> None:
+    for seed in range(3):
+        text = written(plain, schema_grammar(schema), seed)
+        assert holds(json.loads(text, strict=True)), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        pytest.param([], "must be an object", id="list"),
+        pytest.param({"maxItems": 10**9, "items": {}}, "maxItems asks for 1000000000", id="items"),
+        pytest.param({"type": "string", "minLength": -1}, "minLength asks for -1", id="negative"),
+        pytest.param(
+            {"type": "string", "pattern": "^a{99999999999}$"}, "pattern asks", id="pattern"
+        ),
+        pytest.param({"enum": ["x" * 70000]}, "70014 characters", id="long"),
+        pytest.param({"type": "wrong"}, "cannot become a grammar", id="type"),
+        pytest.param({"$ref": "https://example.com"}, "cannot become a grammar", id="remote"),
+        pytest.param({"$ref": "#/nowhere"}, "cannot become a grammar", id="dangling"),
+        pytest.param({"const": float("nan")}, "cannot become a grammar", id="nan"),
+    ],
+)
+def test_bad_schemas_are_refused(schema: Any, words: str) -> None:
+    with pytest.raises(SamplerError, match=words):
+        schema_grammar(schema)
+
+
+def test_depth_has_a_limit() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(MAX_SCHEMA_DEPTH - 1):
+        schema = {"items": schema}
+    assert schema_grammar(schema)
+    with pytest.raises(SamplerError, match="nested deeper"):
+        schema_grammar({"items": schema})
+
+
+def test_a_schema_that_is_itself_is_refused_by_the_sampler(plain: Engine) -> None:
+    with pytest.raises(SamplerError):
+        plain.generate("a", json_schema={"$ref": "#"})
+
+
+def test_most_repetitions_parse(plain: Engine) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": MAX_REPEAT}
+    assert isinstance(json.loads(written(plain, schema_grammar(schema))), list)
+
+
+@given(st.text("ab", min_size=1, max_size=5), st.text("ab", max_size=20))
+def test_the_automaton_finds_the_first_appearance(end: str, text: str) -> None:
+    state, seen = 0, 0
+    while state < len(end) and seen < len(text):
+        state, seen = _advance(end, state, text[seen]), seen + 1
+    assert (state == len(end)) == (end in text)
+    if end in text:
+        assert seen == text.index(end) + len(end)
+
+
+@pytest.mark.parametrize("end", ["</think>", "aab", "\n]^-\\"])
+def test_until_ends_at_the_first(plain: Engine, end: str) -> None:
+    """Anything passes; after the first appearance, only what comes next does."""
+    builder = GrammarBuilder()
+    grammar = builder.build(f"{literal(end[:-1])} {builder.until(end, 'any')} {literal('!')}")
+    for seed in range(4):
+        text = written(plain, grammar, seed, prompt=f"{end}{end}{end}")
+        _, found, tail = text[len(end) - 1 :].partition(end)
+        assert text.startswith(end[:-1]) and (not found or tail in ("", "!")), text
+    last = builder.build(f"{literal(end)} {literal('!')}")
+    assert written(plain, last) == f"{end}!"
