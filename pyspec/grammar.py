@@ -97,6 +97,7 @@ class GrammarBuilder:
 def literal(text: str) -> str:
     """`text` as a GBNF string."""
     escapes = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+    escapes |= {chr(code): f"\\x{code:02X}" for code in range(32) if chr(code) not in escapes}
     return '"' + "".join(escapes.get(char, char) for char in text) + '"'
 
 

@@ -76,14 +76,14 @@ class TextStream:
             text, self._held = self._held[:cut], ""
         else:
             if not final:
-                cut -= max((_overlap(self._held, stop) for stop in self._stops), default=0)
+                cut -= max((overlap(self._held, stop) for stop in self._stops), default=0)
             text, self._held = self._held[:cut], self._held[cut:]
         if text:
             self._parts.append(text)
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`, shorter than `stop` itself."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):

@@ -72,11 +72,8 @@ def test_completion(engine: Engine) -> None:
         {"index": 0, "text": expected.text, "finish_reason": "length", "logprobs": None}
     ]
     prompt = expected.stats.prompt_tokens
-    assert found["usage"] == {
-        "prompt_tokens": prompt,
-        "completion_tokens": 12,
-        "total_tokens": prompt + 12,
-    }
+    usage = {"prompt_tokens": prompt, "completion_tokens": 12, "total_tokens": prompt + 12}
+    assert found["usage"].items() >= usage.items()
 
 
 def test_chat_streams_what_it_answers_at_once(engine: Engine) -> None:
@@ -143,7 +140,7 @@ def test_models_and_health(engine: Engine) -> None:
         pytest.param("completions", {"prompt": 3}, "prompt", id="prompt-type"),
         pytest.param("completions", {"temperature": -1}, "temperature", id="temperature"),
         pytest.param("completions", {"max_tokens": 0}, "max_tokens", id="max-tokens"),
-        pytest.param("completions", {"n": 2}, "n", id="n"),
+        pytest.param("completions", {"n": 0}, "n", id="n"),
         pytest.param("completions", {"prompt": [10**9]}, "token 1000000000", id="token"),
         pytest.param("completions", {"prompt": [-(2**70)]}, "token -", id="huge-token"),
         pytest.param("completions", {"prompt": "a", "stop": ""}, "stop", id="stop"),

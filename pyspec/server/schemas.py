@@ -1,147 +1,193 @@
-"""Requests as clients send them, checked by pydantic, and the pieces of the answers."""
+"""What the APIs' requests share, checked by pydantic, and the limits on them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pyspec.config import SamplingConfig
+from pyspec.config import MAX_NODES, SamplingConfig
+from pyspec.errors import ArgumentError
+from pyspec.server.service import Options
 
 MAX_STOPS = 16
+"""Most stop strings of a request."""
+
+MAX_CHOICES = 16
+"""Most choices of a request (``n``)."""
+
+MAX_PROMPTS = 256
+"""Most prompts of a completion request."""
+
+MAX_TOP_LOGPROBS = 20
+"""Most runners-up that log-probabilities come with."""
+
+MAX_BIASES = 1024
+"""Most entries of ``logit_bias``."""
+
+MAX_SECONDS = 86400.0
+"""Longest deadline of a request."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
+ToolText = Annotated[str, Field(max_length=1 << 16)]
+Parameters = dict[str, Any]
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
 
 
-class _Request(BaseModel):
-    """What both completion endpoints share. Unknown fields are ignored."""
+class Model(BaseModel):
+    """A request or a part of one. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
+
+class GenerationRequest(Model):
+    """What every API's requests may say about decoding, pyspec's own fields included."""
+
     model: str = ""
     stream: bool = False
-    stream_options: dict[str, Any] | None = None
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, gt=0, le=100)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[int, float] | None = None
+    temperature: Finite | None = Field(None, ge=0, le=100)
+    top_p: Finite | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    min_p: Finite | None = Field(None, ge=0, le=1)
+    typical_p: Finite | None = Field(None, gt=0, le=1)
+    repeat_penalty: Finite | None = Field(None, ge=0.01, le=100)
+    presence_penalty: Finite | None = Field(None, ge=-2, le=2)
+    frequency_penalty: Finite | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[TokenId, Annotated[Finite, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_BIASES
+    )
     seed: int | None = None
-    stop: str | list[str] | None = None
-    n: Literal[1] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool = Field(False, description="Go on after end-of-generation tokens.")
+    draft: str | None = Field(None, description="Drafter of this request; none decodes plainly.")
+    draft_nodes: int | None = Field(
+        None, ge=1, le=MAX_NODES, description="Most nodes of this request's draft trees."
+    )
+    timeout: Finite | None = Field(
+        None, gt=0, le=MAX_SECONDS, description="Seconds from arrival until the request fails."
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Variables of the chat template."
+    )
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        return bool((self.stream_options or {}).get("include_usage"))
-
-    def sampling(self, json_schema: Any = None) -> SamplingConfig:
-        """The `SamplingConfig` of this request; what is not given keeps pyspec's default."""
-        names = (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repeat_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "logit_bias",
+    def options(
+        self,
+        max_tokens: int | None,
+        stop: str | list[str] | None = None,
+        choices: int = 1,
+        top_logprobs: int | None = None,
+    ) -> Options:
+        """How to decode; what is not given keeps pyspec's default."""
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        return Options(
+            sampling=SamplingConfig(**given, seed=None if self.seed is None else self.seed % 2**32),
+            max_tokens=max_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            ignore_end=self.ignore_eos,
+            choices=choices,
+            draft=self.draft,
+            draft_nodes=self.draft_nodes,
+            top_logprobs=top_logprobs,
+            timeout=self.timeout,
         )
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        seed = None if self.seed is None else self.seed % 2**32
-        return SamplingConfig(**given, seed=seed, json_schema=json_schema)
 
 
-class CompletionRequest(_Request):
-    """``POST /v1/completions``."""
+class StreamOptions(Model):
+    """``stream_options``."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = ""
-    max_tokens: int | None = Field(None, ge=1)
-    echo: Literal[False] = False
-    logprobs: None = None
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one per choice of the answer."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt) or [""]  # type: ignore[arg-type]
+    include_usage: bool = False
 
 
-class TextPart(BaseModel):
-    """A part of a message; only text is understood."""
+class FunctionCall(Model):
+    """The function of a call in a message."""
 
-    type: Literal["text"]
-    text: str
+    name: str
+    arguments: str | dict[str, Any] = ""
 
 
-class Message(BaseModel):
-    """A chat message. Fields beside these reach the chat template as they are."""
+class ToolCall(Model):
+    """A call in a message of the assistant."""
 
-    model_config = ConfigDict(extra="allow")
-
-    role: str
-    content: str | list[TextPart] | None = None
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it, its content one string."""
-        fields = self.model_dump()
-        if isinstance(self.content, list):
-            fields["content"] = "".join(part.text for part in self.content)
-        elif self.content is None:
-            fields["content"] = ""
-        return fields
+        """The call as chat templates expect it, its arguments an object."""
+        function = self.function
+        arguments = call_arguments(function.name, function.arguments)
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": function.name, "arguments": arguments},
+        }
 
 
-class ChatRequest(_Request):
-    """``POST /v1/chat/completions``."""
+def call_arguments(name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call in a message as an object.
 
-    messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    response_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    logprobs: Literal[False] | None = None
-    tools: None = None
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens to generate."""
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def json_schema(self) -> Any:
-        """The schema that ``response_format`` asks for, or None."""
-        wanted = (self.response_format or {}).get("type", "text")
-        if wanted == "json_object":
-            return {"type": "object"}
-        if wanted == "json_schema":
-            return (self.response_format or {}).get("json_schema", {}).get("schema", {})
-        return None
+    Raises:
+        ArgumentError: They are text, and it is no JSON object.
+    """
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ArgumentError(f"arguments of the call of {name!r} are no JSON object")
+    return value
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's ``usage`` object."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+def text_of(content: object, where: str) -> str:
+    """The text of a message's content: a string, or parts of which only text is understood.
+
+    Raises:
+        ArgumentError: A part is no text; names it.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise ArgumentError(f"{where} must be text or a list of parts")
+    return "".join(_part_text(part, f"{where}.{index}") for index, part in enumerate(content))
 
 
-def error_body(
-    message: str, kind: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+_NOT_YET = {
+    "image": ("image", "image_url", "input_image"),
+    "audio": ("audio", "input_audio"),
+    "video": ("video", "video_url"),
+    "file": ("file", "input_file", "document"),
+}
+
+
+def _part_text(part: object, where: str) -> str:
+    part = part if isinstance(part, dict) else {}
+    kind = part.get("type")
+    if kind in ("text", "input_text", "output_text", "refusal"):
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, str):
+            return text
+        raise ArgumentError(f"{where}.text must be a string")
+    for what, kinds in _NOT_YET.items():
+        if kind in kinds:
+            raise ArgumentError(
+                f"{where} is {what} input, which is not supported yet: only text is"
+            )
+    raise ArgumentError(f"{where} has type {kind!r}, must be 'text'")
