@@ -23,7 +23,10 @@ CUT = "(cut)"
 
 NODE = {
     "type": "object",
-    "properties": {"v": {"enum": [1, 2]}, "next": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
+    "properties": {
+        "v": {"enum": [1, 2]},
+        "next": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
+    },
     "required": ["v", "next"],
 }
 

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from pyspec._version import __version__
 from pyspec.generate import Engine
-from pyspec.server import openai_chat
+from pyspec.server import anthropic, embeddings, openai_chat, responses, tokens
 from pyspec.server.errors import ERRORS, handle_errors
 from pyspec.server.service import Service
 from pyspec.server.worker import Worker
@@ -51,7 +51,7 @@ def create_app(
     app.state.service = service
     handle_errors(app)
     _add_facts(app, service)
-    for api in (openai_chat,):
+    for api in (openai_chat, responses, anthropic, embeddings, tokens):
         app.include_router(api.router(service))
     return app
 

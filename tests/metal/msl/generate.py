@@ -20,9 +20,19 @@ import re
 import sys
 
 BUILTINS = set(
-    "threadgroup_position_in_grid thread_position_in_threadgroup threads_per_threadgroup threadgroups_per_grid "
-    "thread_position_in_grid threads_per_grid thread_index_in_threadgroup simdgroup_index_in_threadgroup "
-    "thread_index_in_simdgroup simdgroups_per_threadgroup threads_per_simdgroup".split()
+    [
+        "threadgroup_position_in_grid",
+        "thread_position_in_threadgroup",
+        "threads_per_threadgroup",
+        "threadgroups_per_grid",
+        "thread_position_in_grid",
+        "threads_per_grid",
+        "thread_index_in_threadgroup",
+        "simdgroup_index_in_threadgroup",
+        "thread_index_in_simdgroup",
+        "simdgroups_per_threadgroup",
+        "threads_per_simdgroup",
+    ]
 )
 
 
