@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -224,32 +224,40 @@ def test_many_at_once_equal_each_alone(engine: Engine) -> None:
 # ---- as a command ----
 
 
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[str]:
-    """``pyspec serve demo --draft mtp`` on a free port; its base URL."""
-    arguments = ["serve", "demo", "--draft", "mtp", "--port", "0", "--threads", "1"]
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running command and the base URL that it announces."""
     process = subprocess.Popen(
-        [*COMMAND, *arguments, "--slots", "1"],
+        [*COMMAND, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r"http://[\d.]+:\d+", line)
-    assert found, line + (process.stderr.read() if process.stderr else "")
-    url = found.group()
-    for _ in range(100):
-        try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                break
-        except httpx.TransportError:
-            time.sleep(0.1)
-    yield url
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
-    assert "Traceback" not in err
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://[\d.]+:\d+", line)
+        assert found, line + (process.stderr.read() if process.stderr else "")
+        for _ in range(100):
+            try:
+                if httpx.get(f"{found.group()}/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield process, found.group()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert "Traceback" not in err, err
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """``pyspec serve demo --draft mtp`` on a free port; its base URL."""
+    arguments = ["serve", "demo", "--draft", "mtp", "--port", "0", "--threads", "1"]
+    with started(*arguments, "--slots", "1") as (_, url):
+        yield url
 
 
 @pytest.fixture
@@ -335,6 +343,29 @@ def test_a_waiting_client_that_leaves_is_forgotten(client, server: str) -> None:
         httpx.post(f"{server}/v1/completions", json={"max_tokens": 4000}, timeout=0.05)
     first.join()
     wait_until_idle(server, seconds=3)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_a_stream_ends_in_words_when_the_server_is_stopped(path: str) -> None:
+    """SIGTERM: what runs has its time, then an error in the API's shape; the process ends well."""
+    arguments = ["serve", "demo", "--port", "0", "--threads", "1", "--shutdown-seconds", "0.3"]
+    with started(*arguments) as (process, url):
+        body = {
+            "prompt": "import",
+            "messages": HELLO,
+            "max_tokens": 4000,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        lines: list[str] = []
+        with httpx.stream("POST", f"{url}{path}", json=body, timeout=30) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                if len(lines) == 20:
+                    process.send_signal(signal.SIGTERM)
+        last = json.loads([line for line in lines if line.startswith("data: ")][-1][6:])
+        assert "shutting down" in last["error"]["message"]
+        assert process.wait(timeout=20) in (0, -signal.SIGTERM)
 
 
 def test_port_in_use() -> None:

@@ -7,13 +7,13 @@ import socket
 from typing import Any
 
 import click
-import uvicorn
 
 from pyspec.cli import console, options
 from pyspec.errors import ArgumentError
 from pyspec.generate import Engine
 from pyspec.model_file import DEMO
 from pyspec.server.app import create_app
+from pyspec.server.shutdown import SECONDS, GracefulServer
 
 
 @click.command()
@@ -38,22 +38,42 @@ from pyspec.server.app import create_app
     metavar="N",
     help="Requests decoded at the same time; more wait in line.",
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="S",
+    help="Seconds that a request may take when it does not say.  [default: no limit]",
+)
+@click.option(
+    "--shutdown-seconds",
+    type=click.FloatRange(min=0),
+    default=SECONDS,
+    show_default=True,
+    metavar="S",
+    help="Seconds that running answers may take to end when the server is stopped.",
+)
 @options.draft_options
 @options.engine_options
-def serve(model: str, host: str, port: int, **values: Any) -> None:
-    """Serve a model over the OpenAI API."""
+def serve(
+    model: str,
+    host: str,
+    port: int,
+    timeout: float | None,
+    shutdown_seconds: float,
+    **values: Any,
+) -> None:
+    """Serve a model over the OpenAI and Anthropic APIs."""
     config, draft = options.take_engine(values), options.take_draft(values)
     with _bind(host, port) as listener:  # before the model is loaded: a taken port shows at once
         with console.progress("Loading") as report:
             engine = Engine(model, draft, config, progress=report)
         with engine:
             name = DEMO if model == DEMO else engine.file.path.stem
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    create_app(engine, name),
-                    log_level="info" if config.verbose else "warning",
-                    timeout_graceful_shutdown=5,
-                )
+            server = GracefulServer(
+                create_app(engine, name, timeout=timeout),
+                shutdown_seconds,
+                log_level="info" if config.verbose else "warning",
             )
             address = listener.getsockname()
             click.echo(
