@@ -11,17 +11,25 @@ Which drafter it is, the decoder does not know.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from pyspec.accept import AcceptedPath
 from pyspec.drafter import Drafter, Outcome, StepCost
-from pyspec.errors import PyspecError
+from pyspec.errors import PyspecError, SamplerError
 from pyspec.logprobs import token_logprob
 from pyspec.sequence import Sequence
 from pyspec.stats import StepClock
 from pyspec.tree import DraftTree
 from pyspec.verifier import Verifier
+
+SLOW_DRAW_SECONDS = 2.0
+"""Longest that the draws of one sequence in one step may take.
+
+A grammar can double the ways that it must follow with every token. Its request fails before it takes
+all time and memory; the others go on.
+"""
 
 
 class Turn(NamedTuple):
@@ -76,6 +84,7 @@ class Decoder:
     def _accept(self, sequences: Many[Sequence], trees: list[DraftTree]) -> list[Turn]:
         turns = []
         for sequence, tree in zip(sequences, trees, strict=True):
+            began = time.perf_counter()
             try:
                 path = self.verifier.accept(
                     sequence.slot,
@@ -87,6 +96,9 @@ class Decoder:
             except PyspecError as error:
                 sequence.fail(error)
             else:
+                if (took := time.perf_counter() - began) > SLOW_DRAW_SECONDS:
+                    sequence.fail(SamplerError(f"a step took {took:.1f} s to follow the grammar"))
+                    continue
                 path = sequence.cut(path)
                 if sequence.top_logprobs is not None:
                     self._record(sequence, path, sequence.top_logprobs)

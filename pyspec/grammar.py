@@ -5,16 +5,19 @@
     text = builder.build(f'"answer: " {body}')
 
 llama-cpp-python's converter does the work; what it lets through and JSON forbids is put right here.
-A schema comes from a stranger, so its size, depth and repetitions have limits.
+A schema comes from a stranger, so its size, depth, choices and repetitions have limits: a grammar is
+followed in every way that it can be, and a few lines of schema can have more ways than time.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import re._parser as regex  # type: ignore[import-not-found]
 from contextlib import suppress
 from functools import cache
 from typing import Any
+from urllib.parse import unquote
 
 from pyspec.errors import SamplerError
 
@@ -26,6 +29,15 @@ MAX_SCHEMA_DEPTH = 48
 
 MAX_REPEAT = 1000
 """Most repetitions that a schema may ask for: ``minItems``, ``maxLength``, ``{n}`` in a pattern."""
+
+MAX_CHOICES = 2000
+"""Most ways in which one value may begin, references followed."""
+
+MAX_PATTERN_SIZE = 2000
+"""Most characters that a pattern stands for, its repetitions written out."""
+
+MAX_PROPERTIES = 256
+"""Most properties of an object."""
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 _CHAR = (r'char ::= [^"\\] |', r'char ::= [^"\\\x7F\x00-\x1F] |')
@@ -59,6 +71,7 @@ class GrammarBuilder:
             value = json.loads(text)
             _check_limits(text, value)
             value = self._converter.resolve_refs(value, f"schema{self._schemas}")
+            _check_choices(value, self._converter._refs)
             return str(self._converter.visit(value, name))
         except SamplerError:
             raise
@@ -134,23 +147,124 @@ def _check_limits(text: str, schema: Any) -> None:
 
 
 def _check_counts(node: dict[str, Any]) -> None:
-    counts = [(name, node[name]) for name in _COUNTS if isinstance(node.get(name), int)]
-    pattern = node.get("pattern")
-    if isinstance(pattern, str):
-        counts += [("pattern", int(number[:9])) for number in re.findall(r"(\d+)\s*[,}]", pattern)]
-    for name, count in counts:
-        if not 0 <= count <= MAX_REPEAT:
+    for name in _COUNTS:
+        count = node.get(name, 0)
+        if isinstance(count, int) and not 0 <= count <= MAX_REPEAT:
             raise SamplerError(f"json_schema: {name} asks for {count}, must be 0 to {MAX_REPEAT}")
+    properties = node.get("properties", ())
+    if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
+        raise SamplerError(
+            f"json_schema: an object has {len(properties)} properties, at most {MAX_PROPERTIES}"
+        )
+    if isinstance(pattern := node.get("pattern"), str):
+        _check_pattern(pattern)
 
 
-def _name_root(node: Any, name: str) -> None:
-    """Makes references to ``#`` below `node` references to `name`."""
-    for child in (
-        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    ):
-        _name_root(child, name)
-    if isinstance(node, dict) and node.get("$ref") == "#":
-        node["$ref"] = name
+def _check_pattern(pattern: str) -> None:
+    """Refuses a regular expression that a grammar follows in too many ways."""
+    try:
+        size = _written_out(regex.parse(pattern))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise SamplerError(
+            f"json_schema: pattern {pattern[:40]!r} is not understood: {error}"
+        ) from None
+    if size > MAX_PATTERN_SIZE:
+        raise SamplerError(
+            f"json_schema: pattern {pattern[:40]!r} stands for {size} characters, "
+            f"at most {MAX_PATTERN_SIZE}"
+        )
+
+
+def _written_out(parsed: Any) -> int:
+    """Characters of a parsed expression with its repetitions written out."""
+    size = 0
+    for operation, argument in parsed:
+        name = str(operation)
+        if name.endswith("REPEAT"):
+            low, high, body = argument
+            if body.getwidth()[0] == 0:
+                raise SamplerError("json_schema: pattern repeats something that may be empty")
+            times = low + 1 if high is regex.MAXREPEAT else high
+            size += times * _written_out(body)
+        elif name == "SUBPATTERN":
+            size += _written_out(argument[-1])
+        elif name == "BRANCH":
+            size += sum(map(_written_out, argument[1]))
+        else:
+            size += 1
+    return size
+
+
+def _check_choices(schema: Any, refs: dict[str, Any]) -> None:
+    """Refuses a schema one of whose values may begin in too many ways."""
+    known: dict[int, int] = {}
+
+    def count(node: Any) -> int:
+        if not isinstance(node, dict):
+            return 1
+        if id(node) not in known:
+            known[id(node)] = 1  # a reference to itself begins in no new way
+            unions = [node[name] for name in ("anyOf", "oneOf") if isinstance(node.get(name), list)]
+            ways = sum(count(option) for union in unions for option in union)
+            if isinstance(values := node.get("enum"), list):
+                ways += len(values)
+            if isinstance(types := node.get("type"), list):
+                ways += len(types)
+            if isinstance(ref := node.get("$ref"), str):
+                ways += count(refs.get(ref))
+            known[id(node)] = max(1, ways)
+            if ways > MAX_CHOICES:
+                raise SamplerError(
+                    f"json_schema: a value may begin in more than {MAX_CHOICES} ways"
+                )
+        return known[id(node)]
+
+    for node in _objects(schema):
+        count(node)
+
+
+def _plain_classes(pattern: str) -> str:
+    r"""``\d``, ``\w`` and ``\s`` written as sets, which is all that the converter knows."""
+    sets = {"d": "0-9", "w": "a-zA-Z0-9_", "s": " \\t\\r\\n"}
+    inside = False
+
+    def plain(found: re.Match[str]) -> str:
+        nonlocal inside
+        text = found[0]
+        if text in "[]":
+            inside = text == "["
+        elif text[1:] in sets:
+            return sets[text[1:]] if inside else f"[{sets[text[1:]]}]"
+        return text
+
+    return re.sub(r"\\.|\[|\]", plain, pattern, flags=re.DOTALL)
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """All objects in a JSON value."""
+    found, left = [], [value]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            found.append(node)
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+    return found
+
+
+def _pointed_at(schema: Any, ref: str) -> Any:
+    """What a JSON pointer in a fragment (RFC 6901) points to."""
+    if ref != "#" and not ref.startswith("#/"):
+        raise ValueError(f"$ref {ref!r} points outside of the schema")
+    found = schema
+    for part in unquote(ref).split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(name) if isinstance(found, list) else name]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(f"$ref {ref!r} points to nothing") from None
+    return found
 
 
 @cache
@@ -167,6 +281,8 @@ def _converter_class() -> Any:
                 return self._add_primitive("value", PRIMITIVE_RULES["value"])
             if not isinstance(schema, dict):
                 raise ValueError(f"{schema!r} is no schema")
+            if schema.get("items") == {}:
+                schema = {**schema, "items": True}
             if "enum" in schema or "const" in schema:
                 schema = {key: schema[key] for key in ("enum", "const") if key in schema}
             elif isinstance(schema.get("type"), list) and "$ref" not in schema:
@@ -174,10 +290,15 @@ def _converter_class() -> Any:
             return super().visit(schema, name)
 
         def resolve_refs(self, schema: Any, url: str) -> Any:
-            """Also of ``#``, the whole schema."""
-            self._refs[f"{url}#"] = schema
-            _name_root(schema, f"{url}#")
-            return super().resolve_refs(schema, url)
+            """Finds what every reference points to; `url` keeps those of several schemas apart."""
+            for node in _objects(schema):
+                if isinstance(ref := node.get("$ref"), str):
+                    self._refs[url + ref] = _pointed_at(schema, ref)
+                    node["$ref"] = url + ref
+            return schema
+
+        def _visit_pattern(self, pattern: str, name: str) -> Any:
+            return super()._visit_pattern(_plain_classes(pattern), name)
 
         def _resolve_ref(self, ref: str) -> Any:
             # Named by the whole reference: definitions of the same name may differ.

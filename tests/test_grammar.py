@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspec import Engine, SamplerError
+from pyspec import Engine, SamplerError, SamplingConfig
 from pyspec.grammar import (
     MAX_REPEAT,
     MAX_SCHEMA_DEPTH,
@@ -18,6 +19,7 @@ from pyspec.grammar import (
     literal,
     schema_grammar,
 )
+from tests.conftest import OpenEngine
 
 CUT = "(cut)"
 
@@ -49,6 +51,11 @@ def written(engine: Engine, grammar: str, seed: int = 1, prompt: str = "x = ") -
         pytest.param(
             {"enum": ["a\\b", 'é"q\n']}, lambda value: value in ["a\\b", 'é"q\n'], id="escapes"
         ),
+        pytest.param(
+            {"type": "string", "pattern": r"^\d{3}-[\w.]$"},
+            lambda value: re.fullmatch(r"[0-9]{3}-[a-zA-Z0-9_.]", value),
+            id="pattern",
+        ),
         pytest.param(NODE, lambda value: value["v"] in (1, 2) and "next" in value, id="recursive"),
         pytest.param(
             {
@@ -71,6 +78,21 @@ def test_texts_satisfy_the_schema(plain: Engine, schema: Any, holds: Any) -> Non
     assert ended and all(map(holds, ended)), ended
 
 
+def pattern(text: str) -> dict[str, str]:
+    return {"type": "string", "pattern": f"^{text}$"}
+
+
+#: Thirty definitions, each either of two references to the next: 2^30 ways to begin.
+FORKS: dict[str, Any] = {
+    "$defs": {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
+        for i in range(30)
+    }
+    | {"d30": {"type": "null"}},
+    "$ref": "#/$defs/d0",
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -78,8 +100,12 @@ def test_texts_satisfy_the_schema(plain: Engine, schema: Any, holds: Any) -> Non
         pytest.param({"maxItems": 10**9, "items": {}}, "maxItems asks for 1000000000", id="items"),
         pytest.param({"type": "string", "minLength": -1}, "minLength asks for -1", id="negative"),
         pytest.param(
-            {"type": "string", "pattern": "^a{99999999999}$"}, "pattern asks", id="pattern"
+            {"type": "string", "pattern": "^a{99999999999}$"}, "not understood", id="pattern"
         ),
+        pytest.param(pattern("(a{1,99}){1,99}"), "stands for 9803 characters", id="nested-counts"),
+        pytest.param(pattern("(a?){1,50}"), "may be empty", id="nothing-repeated"),
+        pytest.param(pattern("("), "not understood", id="open-group"),
+        pytest.param(FORKS, "more than 2000 ways", id="forks"),
         pytest.param({"enum": ["x" * 70000]}, "70014 characters", id="long"),
         pytest.param({"type": "wrong"}, "cannot become a grammar", id="type"),
         pytest.param({"$ref": "https://example.com"}, "cannot become a grammar", id="remote"),
@@ -132,3 +158,39 @@ def test_until_ends_at_the_first(plain: Engine, end: str) -> None:
         assert text.startswith(end[:-1]) and (not found or tail == "!"), text
     last = builder.build(f"{literal(end)} {literal('!')}")
     assert written(plain, last) == f"{end}!"
+
+
+#: A bracket may be either of two arrays, at every depth: 2^n ways to have come to depth n.
+DOUBLING: dict[str, Any] = {
+    "$defs": {
+        name: {
+            "type": "array",
+            "items": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+        }
+        for name in ("a", "b")
+    },
+    "$ref": "#/$defs/a",
+}
+
+
+def test_a_grammar_that_explodes_ends_its_own_request(
+    plain: Engine, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspec.decoder.SLOW_DRAW_SECONDS", 0.2)
+    engine = open_engine("mtp", n_slots=2, n_ctx=256)
+    (bracket,) = engine.native.tokenize("[")
+    poison = SamplingConfig(json_schema=DOUBLING, temperature=0, logit_bias={bracket: 90})
+    good = SamplingConfig(temperature=0)
+    sequences = [
+        engine.begin("x", sampling=sampling, max_tokens=60, ignore_end=True)
+        for sampling in (poison, good)
+    ]
+    try:
+        while live := [s for s in sequences if s.finish_reason is None]:
+            engine.step(live)
+        assert "to follow the grammar" in str(sequences[0].error)
+        expected = plain.complete("x", max_tokens=60, temperature=0, ignore_end=True)
+        assert sequences[1].text.text == expected.text
+    finally:
+        for sequence in sequences:
+            engine.end(sequence)
