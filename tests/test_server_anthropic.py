@@ -186,6 +186,11 @@ def test_errors_have_anthropics_shape(client: Any, options: Any, words: str) -> 
     assert error["type"] == "invalid_request_error" and words in error["message"], error
 
 
+def test_models(client: Any) -> None:
+    assert [(model.id, model.type) for model in client.models.list()] == [("demo", "model")]
+    assert client.models.retrieve("demo").display_name == "demo"
+
+
 def test_deadline_and_unknown_paths(client: Any) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
         create(client, extra_body={**PLAIN, "timeout": 0.001}, max_tokens=900)

@@ -24,7 +24,7 @@ PATHS = {
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",
-    "/v1/models/{name}",
+    "/v1/models/{wanted}",
     "/v1/responses",
 }
 

@@ -20,6 +20,7 @@ from pyspec.server.output import (
     OutputParser,
     Piece,
     Reasoning,
+    json_object,
     merge,
 )
 from pyspec.server.service import Conversation, chat_prompt
@@ -162,6 +163,22 @@ def test_xml_arguments_come_back(arguments: dict[str, Any]) -> None:
     start, found = parse(text, schemas={"f": schema})
     assert start == CallStart(0, "f")
     assert isinstance(found, CallArguments) and json.loads(found.text) == arguments
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"x": "\\ud800"}', '{"x": NaN}', '{"x": 1e999}', "[" * 5000, '{"x": 1']
+)
+def test_arguments_of_any_kind_can_be_sent(arguments: str) -> None:
+    """Whole or as blocks, an answer is valid UTF-8 and strict JSON around what a model wrote."""
+    for text in (
+        f'<tool_call>{{"name": "note", "arguments": {arguments}}}</tool_call>',
+        f'<tool_call>{{"arguments": {arguments}, "name": "\\udfff"}}</tool_call>',
+        f"<tool_call><function=weather><parameter=days>{arguments}</parameter></function></tool_call>",
+    ):
+        pieces = parse(text, schemas=SCHEMAS)
+        json.dumps(pieces, ensure_ascii=False).encode()
+        found = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
+        json.dumps(json_object(found), ensure_ascii=False, allow_nan=False).encode()
 
 
 def test_arguments_stream() -> None:
@@ -450,7 +467,7 @@ def test_reasoning_content(client: Any) -> None:
     assert quiet.choices[0].message.content
     assert not hasattr(quiet.choices[0].message, "reasoning_content")
     item = client.responses.create(
-        model="demo", input="Hi", max_output_tokens=10, extra_body=body
+        model="demo", input="Hi", max_output_tokens=10, extra_body={**body, "seed": 1}
     ).output[0]
     assert item.type == "reasoning" and item.content[0].text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from pyspec.errors import ArgumentError
 from pyspec.server.errors import ERRORS, StrictRoute, problem
-from pyspec.server.output import CallArguments, CallStart, Content, Piece, Reasoning
+from pyspec.server.output import CallArguments, CallStart, Content, Piece, Reasoning, json_object
 from pyspec.server.schemas import (
     MAX_STOPS,
     Count,
@@ -203,7 +202,7 @@ class MessageWriter:
         if block is None:
             return []
         if block["type"] == "tool_use":
-            block["input"] = _object(self._arguments)
+            block["input"] = json_object(self._arguments) or {}  # none of a call that was cut
             self._arguments = ""
         stop = {"type": "content_block_stop", "index": len(self.message["content"]) - 1}
         return [event(stop, "content_block_stop")]
@@ -246,15 +245,6 @@ class MessageWriter:
             "cache_read_input_tokens": cached,
             "output_tokens": self._answer.completion_tokens,
         }
-
-
-def _object(text: str) -> Json:
-    """Arguments as an object; those of a call that was cut are empty."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 async def _events(answer: Answer, writer: MessageWriter) -> AsyncIterator[str]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -58,12 +59,17 @@ def create_app(
 
 def _add_facts(app: FastAPI, service: Service) -> None:
     worker, started = service.worker, int(time.time())
+    name = service.model_name
     entry = {
-        "id": service.model_name,
+        "id": name,
         "object": "model",
         "created": started,
         "owned_by": "pyspec",
         "max_model_len": service.engine.n_ctx,
+        # Anthropic's names
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
     }
 
     @app.get("/health", responses={503: {"description": "No request is taken."}})
@@ -77,13 +83,14 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         """The one model that is served."""
-        return {"object": "list", "data": [entry]}
+        pages = {"first_id": name, "last_id": name, "has_more": False}
+        return {"object": "list", "data": [entry], **pages}
 
-    @app.get("/v1/models/{name:path}", responses=ERRORS)
-    def model(name: str) -> dict[str, Any]:
+    @app.get("/v1/models/{wanted:path}", responses=ERRORS)
+    def model(wanted: str) -> dict[str, Any]:
         """The model by name."""
-        if name != service.model_name:
+        if wanted != name:
             raise HTTPException(
-                HTTPStatus.NOT_FOUND, f"no model is called {name!r}, only {service.model_name!r}"
+                HTTPStatus.NOT_FOUND, f"no model is called {wanted!r}, only {name!r}"
             )
         return entry

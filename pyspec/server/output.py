@@ -181,7 +181,7 @@ class OutputParser:
             self._state = self._ignore
             return True
         if found := _JSON_HEAD.match(self._buffer):
-            self._begin(str(json.loads(found[1], strict=False)), found.end())
+            self._begin(_name(found[1]), found.end())
             self._json = _JsonEnd()
             self._state = self._json_arguments
             return True
@@ -327,11 +327,7 @@ class _Parameter:
             return self.part(text) + '"'
         plain = text.strip()
         value = {"True": "true", "False": "false", "None": "null"}.get(plain, plain)
-        try:
-            json.loads(value)
-        except ValueError:
-            return _json(text)
-        return value
+        return value if _is_json(value) else _json(text)
 
 
 def schema_types(schema: object) -> set[str]:
@@ -351,18 +347,36 @@ def schema_types(schema: object) -> set[str]:
     return {"any"} if schema.keys() & {"properties", "items", "const", "$ref", "allOf"} else set()
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """The object that `text` is as JSON, or None; what cannot be sent on as JSON is none."""
+    try:
+        value = json.loads(text, strict=False)
+        # A model may write NaN, numbers past all bounds, and halves of characters.
+        clean = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        value = json.loads(clean)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _whole_call(text: str) -> tuple[str, str] | None:
     """Name and arguments of a call that is written in another order, or None."""
-    try:
-        call = json.loads(text, strict=False)
-        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+    call = json_object(text) or {}
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = json_object(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
     return name, _json(arguments)
+
+
+def _name(quoted: str) -> str:
+    found = json_object(f'{{"name": {quoted}}}')
+    return str(found["name"]) if found else quoted
+
+
+def _is_json(text: str) -> bool:
+    return json_object(f'{{"": {text}}}') is not None
 
 
 def _json(value: object) -> str:
