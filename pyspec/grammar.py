@@ -5,41 +5,25 @@
     text = builder.build(f'"answer: " {body}')
 
 llama-cpp-python's converter does the work; what it lets through and JSON forbids is put right here.
-A schema comes from a stranger, so its size, depth, choices and repetitions have limits: a grammar is
-followed in every way that it can be, and a few lines of schema can have more ways than time.
+`pyspec.schema_limits` says which schemas are refused.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-import re._parser as regex  # type: ignore[import-not-found]
 from contextlib import suppress
 from functools import cache
 from typing import Any
 from urllib.parse import unquote
 
 from pyspec.errors import SamplerError
+from pyspec.schema_limits import check_choices, check_limits, objects
 
-MAX_SCHEMA_CHARS = 1 << 16
-"""Longest schema, as JSON text."""
+MAX_INTEGER = 10**15
+"""Greatest integer that a schema without a bound allows; -1 times it is the least."""
 
-MAX_SCHEMA_DEPTH = 48
-"""Deepest nesting of objects and arrays in a schema."""
-
-MAX_REPEAT = 1000
-"""Most repetitions that a schema may ask for: ``minItems``, ``maxLength``, ``{n}`` in a pattern."""
-
-MAX_CHOICES = 2000
-"""Most ways in which one value may begin, references followed."""
-
-MAX_PATTERN_SIZE = 2000
-"""Most characters that a pattern stands for, its repetitions written out."""
-
-MAX_PROPERTIES = 256
-"""Most properties of an object."""
-
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 _CHAR = (r'char ::= [^"\\] |', r'char ::= [^"\\\x7F\x00-\x1F] |')
 
 
@@ -69,9 +53,9 @@ class GrammarBuilder:
             text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
             # A copy, since the converter writes into what it reads.
             value = json.loads(text)
-            _check_limits(text, value)
+            check_limits(text, value)
             value = self._converter.resolve_refs(value, f"schema{self._schemas}")
-            _check_choices(value, self._converter._refs)
+            check_choices(value, self._converter._refs)
             return str(self._converter.visit(value, name))
         except SamplerError:
             raise
@@ -127,102 +111,6 @@ def _advance(text: str, state: int, char: str) -> int:
     )
 
 
-def _check_limits(text: str, schema: Any) -> None:
-    if len(text) > MAX_SCHEMA_CHARS:
-        raise SamplerError(f"json_schema has {len(text)} characters, at most {MAX_SCHEMA_CHARS}")
-    if not isinstance(schema, dict | bool):
-        raise SamplerError(f"json_schema is {text[:40]}, must be an object")
-    level, depth = [schema] if isinstance(schema, dict) else [], 0
-    while level:
-        depth += 1
-        if depth > MAX_SCHEMA_DEPTH:
-            raise SamplerError(f"json_schema is nested deeper than {MAX_SCHEMA_DEPTH}")
-        below: list[Any] = []
-        for node in level:
-            if isinstance(node, dict):
-                _check_counts(node)
-            children = node.values() if isinstance(node, dict) else node
-            below += [child for child in children if isinstance(child, dict | list)]
-        level = below
-
-
-def _check_counts(node: dict[str, Any]) -> None:
-    for name in _COUNTS:
-        count = node.get(name, 0)
-        if isinstance(count, int) and not 0 <= count <= MAX_REPEAT:
-            raise SamplerError(f"json_schema: {name} asks for {count}, must be 0 to {MAX_REPEAT}")
-    properties = node.get("properties", ())
-    if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
-        raise SamplerError(
-            f"json_schema: an object has {len(properties)} properties, at most {MAX_PROPERTIES}"
-        )
-    if isinstance(pattern := node.get("pattern"), str):
-        _check_pattern(pattern)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Refuses a regular expression that a grammar follows in too many ways."""
-    try:
-        size = _written_out(regex.parse(pattern))
-    except (re.error, OverflowError, RecursionError) as error:
-        raise SamplerError(
-            f"json_schema: pattern {pattern[:40]!r} is not understood: {error}"
-        ) from None
-    if size > MAX_PATTERN_SIZE:
-        raise SamplerError(
-            f"json_schema: pattern {pattern[:40]!r} stands for {size} characters, "
-            f"at most {MAX_PATTERN_SIZE}"
-        )
-
-
-def _written_out(parsed: Any) -> int:
-    """Characters of a parsed expression with its repetitions written out."""
-    size = 0
-    for operation, argument in parsed:
-        name = str(operation)
-        if name.endswith("REPEAT"):
-            low, high, body = argument
-            if body.getwidth()[0] == 0:
-                raise SamplerError("json_schema: pattern repeats something that may be empty")
-            times = low + 1 if high is regex.MAXREPEAT else high
-            size += times * _written_out(body)
-        elif name == "SUBPATTERN":
-            size += _written_out(argument[-1])
-        elif name == "BRANCH":
-            size += sum(map(_written_out, argument[1]))
-        else:
-            size += 1
-    return size
-
-
-def _check_choices(schema: Any, refs: dict[str, Any]) -> None:
-    """Refuses a schema one of whose values may begin in too many ways."""
-    known: dict[int, int] = {}
-
-    def count(node: Any) -> int:
-        if not isinstance(node, dict):
-            return 1
-        if id(node) not in known:
-            known[id(node)] = 1  # a reference to itself begins in no new way
-            unions = [node[name] for name in ("anyOf", "oneOf") if isinstance(node.get(name), list)]
-            ways = sum(count(option) for union in unions for option in union)
-            if isinstance(values := node.get("enum"), list):
-                ways += len(values)
-            if isinstance(types := node.get("type"), list):
-                ways += len(types)
-            if isinstance(ref := node.get("$ref"), str):
-                ways += count(refs.get(ref))
-            known[id(node)] = max(1, ways)
-            if ways > MAX_CHOICES:
-                raise SamplerError(
-                    f"json_schema: a value may begin in more than {MAX_CHOICES} ways"
-                )
-        return known[id(node)]
-
-    for node in _objects(schema):
-        count(node)
-
-
 def _plain_classes(pattern: str) -> str:
     r"""``\d``, ``\w`` and ``\s`` written as sets, which is all that the converter knows."""
     sets = {"d": "0-9", "w": "a-zA-Z0-9_", "s": " \\t\\r\\n"}
@@ -240,17 +128,61 @@ def _plain_classes(pattern: str) -> str:
     return re.sub(r"\\.|\[|\]", plain, pattern, flags=re.DOTALL)
 
 
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """All objects in a JSON value."""
-    found, left = [], [value]
-    while left:
-        node = left.pop()
-        if isinstance(node, dict):
-            found.append(node)
-            left += node.values()
-        elif isinstance(node, list):
-            left += node
-    return found
+def _range(low: int, high: int) -> str:
+    """The expression of the whole numbers from `low` to `high`, both at least 0."""
+    options = []
+    for size in range(len(str(low)), len(str(high)) + 1):
+        least = max(low, 10 ** (size - 1) if size > 1 else 0)
+        options.append(_digits(str(least), str(min(high, 10**size - 1))))
+    return " | ".join(options)
+
+
+def _digits(low: str, high: str) -> str:
+    """The expression of the numbers between two of the same length."""
+    if low == high:
+        return literal(low)
+    first, last, rest = low[0], high[0], len(low) - 1
+    if set(low) == {"0"} and set(high) == {"9"}:
+        return " ".join(["[0-9]"] * len(low))
+    if not rest:
+        return f"[{first}-{last}]"
+    if first == last:
+        return f"{literal(first)} ({_digits(low[1:], high[1:])})"
+    options = [f"{literal(first)} ({_digits(low[1:], '9' * rest)})"]
+    if int(last) - int(first) > 1:
+        middle = _digits(str(int(first) + 1), str(int(last) - 1))
+        options.append(f"{middle} {' '.join(['[0-9]'] * rest)}")
+    options.append(f"{literal(last)} ({_digits('0' * rest, high[1:])})")
+    return " | ".join(options)
+
+
+def _bounds(schema: dict[str, Any]) -> tuple[int, int] | None:
+    """The least and the greatest integer that a schema allows, or None where it sets no bound."""
+    low = [
+        *(math.ceil(schema[name]) for name in ("minimum",) if name in schema),
+        *(math.floor(schema[name]) + 1 for name in ("exclusiveMinimum",) if name in schema),
+    ]
+    high = [
+        *(math.floor(schema[name]) for name in ("maximum",) if name in schema),
+        *(math.ceil(schema[name]) - 1 for name in ("exclusiveMaximum",) if name in schema),
+    ]
+    if not low and not high:
+        return None
+    least, greatest = max([*low, -MAX_INTEGER]), min([*high, MAX_INTEGER])
+    if least > greatest:
+        raise ValueError(f"no integer is between {least} and {greatest}")
+    return least, greatest
+
+
+def _integers(least: int, greatest: int) -> str:
+    """The expression of the integers between two."""
+    options = []
+    if least < 0:
+        negative = _range(max(1, -greatest), -least)
+        options.append(f'"-" ({negative})')
+    if greatest >= 0:
+        options.append(_range(max(0, least), greatest))
+    return " | ".join(options)
 
 
 def _pointed_at(schema: Any, ref: str) -> Any:
@@ -287,11 +219,13 @@ def _converter_class() -> Any:
                 schema = {key: schema[key] for key in ("enum", "const") if key in schema}
             elif isinstance(schema.get("type"), list) and "$ref" not in schema:
                 schema = {"anyOf": [{**schema, "type": kind} for kind in schema["type"]]}
+            if schema.get("type") == "integer" and (bounds := _bounds(schema)):
+                return self._add_rule(name, f"({_integers(*bounds)}) space")
             return super().visit(schema, name)
 
         def resolve_refs(self, schema: Any, url: str) -> Any:
             """Finds what every reference points to; `url` keeps those of several schemas apart."""
-            for node in _objects(schema):
+            for node in objects(schema):
                 if isinstance(ref := node.get("$ref"), str):
                     self._refs[url + ref] = _pointed_at(schema, ref)
                     node["$ref"] = url + ref

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pyspec import Engine, SamplerError, SamplingConfig
 from pyspec.grammar import (
-    MAX_REPEAT,
-    MAX_SCHEMA_DEPTH,
     GrammarBuilder,
     _advance,
+    _integers,
     literal,
     schema_grammar,
 )
+from pyspec.schema_limits import MAX_REPEAT, MAX_SCHEMA_DEPTH
 from tests.conftest import OpenEngine
 
 CUT = "(cut)"
@@ -116,6 +116,28 @@ FORKS: dict[str, Any] = {
 def test_bad_schemas_are_refused(schema: Any, words: str) -> None:
     with pytest.raises(SamplerError, match=words):
         schema_grammar(schema)
+
+
+numbers = st.integers(-(10**5), 10**5) | st.integers(-30, 120)
+
+
+@given(numbers, numbers, numbers)
+def test_bounds_of_integers(a: int, b: int, value: int) -> None:
+    """GBNF of digits reads as a regular expression without its spaces and quotes."""
+    least, greatest = sorted((a, b))
+    text = re.sub(r"[ \"]", "", _integers(least, greatest))
+    for number in (value, least, greatest, least - 1, greatest + 1, 0, -1):
+        matches = re.fullmatch(text, str(number)) is not None
+        assert matches == (least <= number <= greatest), (number, text)
+    assert not re.fullmatch(text, "-0") and not re.fullmatch(text, "007")
+
+
+def test_integers_keep_their_bounds(plain: Engine) -> None:
+    schema = {"type": "integer", "exclusiveMinimum": -2.5, "maximum": 11}
+    found = {int(written(plain, schema_grammar(schema), seed)) for seed in range(8)}
+    assert found <= set(range(-2, 12)) and len(found) > 1
+    with pytest.raises(SamplerError, match="no integer is between 4 and 3"):
+        schema_grammar({"type": "integer", "minimum": 3.5, "maximum": 3.6})
 
 
 def test_depth_has_a_limit() -> None:

@@ -14,7 +14,17 @@ ROOT = Path(__file__).resolve().parent.parent
 #: From the bottom up: a module may import its own layer and those before it.
 LAYERS = (
     {"errors", "config", "_libs", "_version"},
-    {"tree", "grammar", "sampling", "logprobs", "text", "model_file", "chat", "exactness"},
+    {
+        "tree",
+        "grammar",
+        "schema_limits",
+        "sampling",
+        "logprobs",
+        "text",
+        "model_file",
+        "chat",
+        "exactness",
+    },
     {"accept", "calibration", "stats", "native"},
     {"cost", "draft_head", "drafter"},
     {"verifier", "sequence", "drafts", "registry"},
