@@ -127,7 +127,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _open(self, path: str, given: dict[str, Any], options: dict[str, Any]) -> None:
         """Loads the model, with the engine's context in the place of the parent's."""
-        self._load_mtp = choose(self.draft.name, _read_header(path)).uses_mtp
+        kinds = choose(self.draft, _read_header(path))
+        self._load_mtp = any(kind.uses_mtp for kind in kinds)
         # The parent's own context is opened as small as it gets, and closed at once.
         super().__init__(path, **{**options, "n_ctx": 1, "n_batch": 1, "n_ubatch": 1})
         self._ctx.close()

@@ -511,7 +511,7 @@ def test_after_close(model: Path) -> None:
 def test_what_was_gained(model: Path, pair: Pair) -> None:
     pair.child(CODE_PROMPT, max_tokens=60, temperature=0)
     stats = pair.child.spec_stats
-    assert (stats.draft, stats.generated) == ("mtp", 60)
+    assert "mtp" in stats.draft.split("+") and stats.generated == 60
     assert stats.tokens_per_step > 2 and stats.steps < 30
     pair.child(CODE_PROMPT, max_tokens=1)
     assert pair.child.spec_stats.drafted == 0, "nothing is drafted that nobody asked for"
