@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyspec.accept import AcceptedPath
-from pyspec.drafter import DraftContext, Outcome
+from pyspec.drafter import DraftContext, Outcome, StepCost
 from pyspec.errors import ArgumentError, ContextError
 from pyspec.generate import Engine
 from pyspec.stats import Stats
@@ -54,6 +54,7 @@ class Cursor:
         self._scores = scores
         self._committed: list[int] = []  # read by the target for good
         self._tree: DraftTree | None = None  # verified, not committed
+        self._cost = StepCost(1, 0.0, 0.0)  # of the pass that verified it
         self._path: list[int] = []  # the nodes of it that the text has taken, the root first
         self._saved = _SavedStates(cache_bytes)
 
@@ -220,6 +221,7 @@ class Cursor:
     def _open(self, root: int, remaining: int, drafts: Many[int] | None) -> None:
         """Verifies a tree whose root is the next token of the text."""
         self._forget_tree()
+        before = dict(self.stats.ms)
         free = min(self._verifier.max_nodes, self._n_ctx - len(self._committed))
         with self._timed("draft"):
             if drafts:
@@ -232,6 +234,8 @@ class Cursor:
                 tree = DraftTree.root(root)
         with self._timed("verify"):
             self._verifier.verify([SLOT], [tree])
+        draft_ms, verify_ms = (self.stats.ms[name] - before[name] for name in ("draft", "verify"))
+        self._cost = StepCost(len(tree), draft_ms, verify_ms)
         self._tree, self._path = tree, [0]
         self._keep_logits()
 
@@ -246,6 +250,7 @@ class Cursor:
             self._verifier.commit([SLOT], [path])
             self._committed += drafts
         self._drafter.observe([Outcome(SLOT, tree, path)])
+        self._drafter.observe_cost(self._cost)
         self.stats.add_path(tree, path)
 
     def _drafts(self, count: int) -> list[int]:

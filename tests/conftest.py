@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pyspec import DraftConfig, Engine
 from pyspec.model_file import resolve_model
 
 OpenEngine = Callable[..., Engine]
+SyntheticDrafter = Callable[[str], Path]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,3 +75,23 @@ def plain(open_engine: OpenEngine) -> Engine:
 def mtp(open_engine: OpenEngine) -> Engine:
     """The demo model, drafting with its MTP block."""
     return open_engine("mtp")
+
+
+@pytest.fixture(scope="session")
+def synthetic_drafter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> SyntheticDrafter:
+    """Files of random-weight drafters for the demo model: dflash, dspark or dflash2."""
+    scripts = str(Path(__file__).resolve().parent.parent / "scripts")
+    if scripts not in sys.path:
+        sys.path.insert(0, scripts)
+    from dflash.gguf_file import Target
+    from make_synthetic_dflash import make
+
+    folder = tmp_path_factory.mktemp("drafters")
+
+    def made(variant: str) -> Path:
+        path = folder / f"{variant}.gguf"
+        if not path.exists():
+            make(path, Target.read(model), variant, layers=1, block_size=8)
+        return path
+
+    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +15,26 @@ from pyspec.accept import AcceptedPath
 from pyspec.model_file import ModelFile, resolve_model
 from pyspec.registry import choose, offers, registry
 from pyspec.sequence import Sequence as Request
-from tests.conftest import OpenEngine
+from tests.conftest import OpenEngine, SyntheticDrafter
 from tests.prompts import FEW
 
 GREEDY = SamplingConfig(temperature=0)
-NAMES = ["none", "mtp", "ngram", "draft-model"]
-FILES = {"draft-model": resolve_model("demo")}
+NAMES = ["none", "mtp", "ngram", "draft-model", "dflash", "dspark", "dflash2"]
 
 
-@pytest.fixture(params=NAMES)
-def engine(request: pytest.FixtureRequest, open_engine: OpenEngine) -> Engine:
-    limits = {"depth": 4, "top_k": 2, "nodes": 7}
-    if request.param in FILES:
-        limits["model"] = str(FILES[request.param])
-    return open_engine(request.param, **limits, n_slots=3)
+@pytest.fixture(params=[*NAMES, "mtp-wide"])
+def engine(
+    request: pytest.FixtureRequest, open_engine: OpenEngine, synthetic_drafter: SyntheticDrafter
+) -> Engine:
+    limits: dict[str, Any] = {"depth": 4, "top_k": 2, "nodes": 7}
+    name = request.param
+    if name == "mtp-wide":
+        name, limits["width"] = "mtp", 2
+    elif name == "draft-model":
+        limits["model"] = str(resolve_model("demo"))
+    elif name in ("dspark", "dflash2"):
+        name, limits["model"] = "dflash", str(synthetic_drafter(name))
+    return open_engine(name, **limits, n_slots=3)
 
 
 def begin(engine: Engine, prompt: bytes | Sequence[int], n: int = 64) -> Request:
@@ -157,7 +164,7 @@ def test_sequences_do_not_mix(engine: Engine) -> None:
 
 
 def test_built_in_drafters_are_found(model) -> None:
-    assert set(NAMES) <= set(registry())
+    assert {"none", "mtp", "ngram", "draft-model", "dflash", "ddtree"} <= set(registry())
     file = ModelFile.read(model)
     offered = {offer.name for offer in offers(file) if offer.missing is None}
     assert offered >= {"none", "mtp", "ngram"} and "draft-model" not in offered

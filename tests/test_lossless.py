@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pyspec import Engine, SamplingConfig, accept
-from tests.conftest import OpenEngine
+from pyspec.model_file import resolve_model
+from pyspec.sequence import Sequence as Request
+from tests.conftest import OpenEngine, SyntheticDrafter
 from tests.prompts import FEW, PROMPTS
 
 DATA = Path(__file__).parent / "data"
@@ -64,6 +67,98 @@ def test_equals_plain_decoding(
     open_engine: OpenEngine, plain: Engine, limits: dict, sampling: SamplingConfig
 ) -> None:
     assert_same(open_engine("mtp", **limits), plain, FEW, 60, sampling)
+
+
+OTHERS = ["auto", "ngram", "dflash", "ddtree", "draft-model", "dspark", "dflash2", "mtp-wide"]
+
+
+@pytest.fixture(params=OTHERS)
+def other(request, open_engine: OpenEngine, synthetic_drafter: SyntheticDrafter) -> Engine:
+    """The demo model with every way of drafting but MTP's own."""
+    name = request.param
+    if name == "draft-model":
+        return open_engine(name, depth=3, top_k=2, model=str(resolve_model("demo")))
+    if name in ("dspark", "dflash2"):
+        return open_engine("dflash", depth=6, nodes=12, model=str(synthetic_drafter(name)))
+    if name == "mtp-wide":
+        return open_engine("mtp", depth=4, width=3, top_k=3, nodes=24)
+    return open_engine(name)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[3]])
+def test_every_drafter_equals_plain_decoding(
+    other: Engine, plain: Engine, sampling: SamplingConfig
+) -> None:
+    assert_same(other, plain, FEW[:4], 60, sampling)
+
+
+def test_every_drafter_equals_plain_decoding_under_a_grammar(other: Engine, plain: Engine) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "maxItems": 8}
+    for seed in range(2):
+        sampling = SamplingConfig(
+            temperature=1.0, seed=seed, repeat_penalty=1.1, json_schema=schema
+        )
+        results = [
+            engine.complete("value = ", max_tokens=50, sampling=sampling)
+            for engine in (plain, other)
+        ]
+        assert results[0].tokens == results[1].tokens
+
+
+def test_several_sequences_equal_plain_decoding_with_a_controller(
+    open_engine: OpenEngine, plain: Engine
+) -> None:
+    """Sequences that come and go while others run, with all drafters of the file at once."""
+    engine = open_engine("auto", n_slots=3)
+    waiting = [(prompt, 20 + 13 * i) for i, prompt in enumerate(FEW)]
+    running: list[tuple[bytes, int, Request]] = []
+    while waiting or running:
+        while waiting and len(running) < 3:
+            prompt, n = waiting.pop()
+            sequence = engine.begin(prompt, max_tokens=n, ignore_end=True, sampling=SAMPLED)
+            while not engine.prefill(sequence):
+                pass
+            running.append((prompt, n, sequence))
+        engine.step([sequence for _, _, sequence in running])
+        for entry in [one for one in running if one[2].finish_reason is not None]:
+            prompt, n, sequence = entry
+            assert sequence.output == decode(plain, prompt, n, SAMPLED), prompt
+            engine.end(sequence)
+            running.remove(entry)
+
+
+@pytest.mark.parametrize(
+    "draws", [1600, pytest.param(20_000, marks=pytest.mark.full)], ids=["sample", "full"]
+)
+@pytest.mark.parametrize("draft", ["mtp", "auto"])
+def test_without_a_seed_the_distribution_is_that_of_plain_decoding(
+    open_engine: OpenEngine, plain: Engine, draft: str, draws: int
+) -> None:
+    """Chi-square of plain against speculative decoding at T = 1, without a seed.
+
+    Every completion of four tokens is one independent observation, a cell of 3^4: with logit bias
+    three tokens are all that is ever drawn. The statistic of two samples over k cells has k - 1
+    degrees of freedom; the bound is its mean plus six standard deviations.
+    """
+    engine = open_engine(draft)
+    few = [plain.tokenize(letter)[-1] for letter in "abc"]
+    sampling = SamplingConfig(
+        temperature=1.0, top_k=0, top_p=1, min_p=0, logit_bias=dict.fromkeys(few, 30.0)
+    )
+    counts: list[Counter[tuple[int, ...]]] = [
+        Counter(
+            tuple(one.complete("x =", max_tokens=4, ignore_end=True, sampling=sampling).tokens)
+            for _ in range(draws // 4)
+        )
+        for one in (plain, engine)
+    ]
+    cells = [cell for cell in counts[0] | counts[1] if counts[0][cell] + counts[1][cell] >= 10]
+    first, second = (np.array([seen[cell] for cell in cells], float) for seen in counts)
+    ratio = np.sqrt(second.sum() / first.sum())
+    chi = (((first * ratio - second / ratio) ** 2) / (first + second)).sum()
+    freedom = len(cells) - 1
+    assert freedom >= 10
+    assert chi < freedom + 6 * np.sqrt(2 * freedom), (chi, freedom)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[2:])
