@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pyspec import DraftConfig, DraftError, Engine, EngineConfig
 from pyspec.drafts.dflash import (
     MarkovHead,
     best_first_tree,
     lattice_candidates,
     marginal_candidates,
 )
+
+from pyspec import DraftConfig, DraftError, Engine, EngineConfig
 from pyspec.native import NativeEngine
 from tests import synthetic_models
 from tests.conftest import SyntheticDrafter
@@ -149,7 +149,7 @@ def test_drafters_of_another_target_are_refused(
     target = synthetic("tiny-qwen35")
     with pytest.raises(DraftError, match=r"made for a hidden size of 160, the target has"):
         Engine(target, DraftConfig("dflash", model=str(synthetic_drafter("dflash"))))
-    with pytest.raises(DraftError, match="has a vocabulary of|has another vocabulary"):
+    with pytest.raises(DraftError, match=r"has a vocabulary of|has another vocabulary"):
         Engine(target, DraftConfig("draft-model", model=str(model)))
 
 

@@ -7,9 +7,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspec.drafts.ngram import LENGTHS, MATCHES, NgramDrafter, SuffixIndex
 
 from pyspec import DraftConfig, DraftContext
-from pyspec.drafts.ngram import LENGTHS, MATCHES, NgramDrafter, SuffixIndex
 
 small_texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
