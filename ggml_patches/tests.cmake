@@ -2,6 +2,7 @@
 #
 #   -L unit          tests/ctest/test_*.cpp, one program a file
 #   -L backend-ops   upstream's test-backend-ops, one test an operator of PYSPEC_OPS
+#   -L metal         the Metal kernels, executed on the CPU (Linux): tests/metal
 
 # The operators that the patches change or add; a patch that adds one appends it here.
 set(PYSPEC_OPS
@@ -53,4 +54,12 @@ if(EXISTS "${LLAMA_SRC}/tests/test-backend-ops.cpp" AND NOT PYSPEC_SANITIZE)
         set_tests_properties(ops-${op} PROPERTIES
             LABELS backend-ops TIMEOUT 900 ENVIRONMENT "${sanitizer_options}")
     endforeach()
+endif()
+
+# Not with sanitizers either: the Metal kernels have a memory checker of their own.
+if(NOT PYSPEC_SANITIZE)
+    add_subdirectory("${REPO}/tests/metal" metal EXCLUDE_FROM_ALL)
+    if(TARGET metal-tests)
+        add_dependencies(pyspec-tests metal-tests)
+    endif()
 endif()

@@ -29,8 +29,9 @@ function(msl_kernels name)
     add_library(${name} OBJECT EXCLUDE_FROM_ALL ${sources})
     target_include_directories(${name} PRIVATE "${MSL_DIR}")
     # No contraction: fma is explicit in the kernels, and the rest has to round as written.
-    target_compile_options(${name} PRIVATE -O2 -ffp-contract=off -Wno-unknown-pragmas -Wno-attributes -Wno-psabi
-        $<$<BOOL:${arg_CHECKED}>:-g;-fsanitize=thread>)
+    target_compile_options(${name} PRIVATE -ffp-contract=off -Wno-unknown-pragmas -Wno-attributes -Wno-psabi)
+    # -g1: a violation names its line
+    target_compile_options(${name} PRIVATE $<IF:$<BOOL:${arg_CHECKED}>,-O1;-g1;-fsanitize=thread,-O2>)
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
         target_compile_options(${name} PRIVATE -mf16c -mfma)
     endif()

@@ -41,6 +41,9 @@ kernel void matrices(
     simdgroup_load(mb, b, 8);
     simdgroup_multiply_accumulate(mc, ma, mb, mc);
     simdgroup_store(mc, c, 8);
+    simdgroup_store(mc, c + 64, 12, ulong2(2, 1), true);
+    simdgroup_multiply(mc, ma, mb);
+    simdgroup_store(mc, c + 192, 8);
 }
 
 template<typename T>
@@ -227,6 +230,17 @@ kernel void return_before_barrier(device float * out, uint i[[thread_index_in_th
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     out[i] = i;
+}
+
+kernel void matrix_without_barrier(
+        device const float * a,
+        device       float * out,
+        threadgroup  float * shared [[threadgroup(0)]],
+        uint i[[thread_index_in_threadgroup]]) {
+    simdgroup_float8x8 m;
+    simdgroup_load(m, a, 8);
+    simdgroup_store(m, shared, 8);
+    out[i] = shared[i];
 }
 
 kernel void different_matrices(device const float * a, device float * out, ushort lane[[thread_index_in_simdgroup]]) {

@@ -1,7 +1,8 @@
-// End to end: a hybrid model with all layers on the Metal backend verifies and commits draft trees and emits the tokens
-// that the CPU backend decodes plainly. Each step is one graph on the device: nothing goes through the host in between.
+// End to end: a hybrid model with all layers on the Metal backend verifies and commits draft trees, in row and in chunk
+// form, and emits the tokens that the CPU backend decodes plainly. Each step is one graph on the device: nothing goes
+// through the host in between. A device without the tree ops takes no trees, and a line says why.
 //
-// test_model MODEL.gguf [STEPS]      exits with 77 (skipped) when there is no such file
+// test_model MODEL.gguf      exits with 77 (skipped) when there is no such file
 
 #include "fake_metal.h"
 #include "ggml-backend.h"
@@ -19,8 +20,10 @@ using Tokens = std::vector<llama_token>;
 static constexpr int   MAX_NODES = 8;
 static constexpr float TIE       = 1e-3f;  // logits closer than this may swap places between backends
 
+static std::string warnings;
+
 [[noreturn]] static void fail(const std::string & what) {
-    printf("FAIL %s\n", what.c_str());
+    printf("%sFAIL %s\n", warnings.c_str(), what.c_str());
     exit(1);
 }
 
@@ -124,52 +127,58 @@ static DraftTree draft(const Tokens & truth, size_t at, int depth, int right, in
     return t;
 }
 
-int main(int argc, char ** argv) {
-    if (argc < 2 || !std::ifstream(argv[1])) {
-        printf("SKIP: no model at '%s'\n", argc < 2 ? "" : argv[1]);
-        return 77;
-    }
-    const int n_steps = argc > 2 ? atoi(argv[2]) : 6;
-    llama_log_set([](ggml_log_level level, const char * text, void *) {
-        if (level >= GGML_LOG_LEVEL_WARN) {
-            fputs(text, stderr);
-        }
-    }, nullptr);
+// ---------------------------------------------------------------- tests
 
-    const Tokens prompt = { 40, 41, 42, 43, 44, 45, 46 };
-    const int n_tokens = 4*n_steps + 4;
-
-    // the CPU, token by token
-    Tokens truth;
+struct Truth {  // what the CPU decodes token by token, and by which margin
+    Tokens             prompt, tokens;
     std::vector<float> gaps;
-    {
-        Engine cpu(argv[1], nullptr);
-        cpu.decode(prompt, positions_from(0, prompt.size()));
-        float gap;
-        truth.push_back(cpu.best((int) prompt.size() - 1, &gap));
-        gaps.push_back(gap);
-        for (int i = 0; i < n_tokens; i++) {
-            cpu.decode({ truth.back() }, { (llama_pos) prompt.size() + i });
-            truth.push_back(cpu.best(0, &gap));
-            gaps.push_back(gap);
-        }
-    }
+};
 
-    // Metal, by trees
-    Engine metal(argv[1], "MTL0");
-    const int rc = llama_tree_init(metal.ctx, MAX_NODES, GGML_GDN_TREE_ROW);
+static Truth decode_plainly(const char * path, const Tokens & prompt, int n_tokens) {
+    Engine cpu(path, nullptr);
+    cpu.decode(prompt, positions_from(0, prompt.size()));
+    Truth truth { prompt, Tokens(n_tokens + 1), std::vector<float>(n_tokens + 1) };
+    truth.tokens[0] = cpu.best((int) prompt.size() - 1, &truth.gaps[0]);
+    for (int i = 0; i < n_tokens; i++) {
+        cpu.decode({ truth.tokens[i] }, { (llama_pos) prompt.size() + i });
+        truth.tokens[i + 1] = cpu.best(0, &truth.gaps[i + 1]);
+    }
+    return truth;
+}
+
+// one graph on the device, with the tree ops of all recurrent layers
+static void check_dispatches(const std::string & gdn_kernel, int n_graphs) {
+    if (n_graphs != 1) {
+        fail("a step took " + std::to_string(n_graphs) + " graphs on the device, expected 1");
+    }
+    int n_gdn = 0, n_conv = 0;
+    for (auto & d : fake_metal::log) {
+        n_gdn  += d.kernel.rfind(gdn_kernel, 0) == 0;
+        n_conv += d.kernel == "kernel_ssm_conv_tree_f32";
+    }
+    if (n_gdn == 0 || n_gdn != n_conv) {
+        fail("the tree ops did not run on the device: " + std::to_string(n_gdn) + " delta rules, " + std::to_string(n_conv) + " convolutions");
+    }
+}
+
+static void test_trees(const char * path, ggml_gdn_tree_form form, int n_steps, const Truth & truth) {
+    const bool chunk = form == GGML_GDN_TREE_CHUNK;
+    const std::string kernel = chunk ? "kernel_gated_delta_net_tree_chunk_f32" : "kernel_gated_delta_net_tree_f32";
+    Engine metal(path, "MTL0");
+    const int rc = llama_tree_init(metal.ctx, MAX_NODES, form);
     if (rc != 0) {
         fail("llama_tree_init returned " + std::to_string(rc));
     }
-    metal.decode(prompt, positions_from(0, prompt.size()));
-    Tokens emitted = { metal.best((int) prompt.size() - 1) };
+    const size_t n_prompt = truth.prompt.size();
+    metal.decode(truth.prompt, positions_from(0, n_prompt));
+    Tokens emitted = { metal.best((int) n_prompt - 1) };
     int accepted = 0;
     for (int step = 0; step < n_steps; step++) {
         const size_t at = emitted.size() - 1;
-        const DraftTree tree = draft(truth, at, 3, step % 4, metal.n_vocab);
+        const DraftTree tree = draft(truth.tokens, at, 3, 3 - step % 4, metal.n_vocab);
         std::vector<llama_pos> positions;
         for (int d : tree.depths) {
-            positions.push_back((llama_pos) (prompt.size() + at) + d);
+            positions.push_back((llama_pos) (n_prompt + at) + d);
         }
 
         fake_metal::log.clear();
@@ -177,49 +186,67 @@ int main(int argc, char ** argv) {
         const int graphs = fake_metal::graphs();
         metal.decode(tree.tokens, positions, tree.parents);
         fake_metal::keep_log = false;
-        if (fake_metal::graphs() - graphs != 1) {
-            fail("a step took " + std::to_string(fake_metal::graphs() - graphs) + " graphs on the device, expected 1");
-        }
-        int n_gdn = 0, n_conv = 0;
-        for (auto & d : fake_metal::log) {
-            n_gdn  += d.kernel.rfind("kernel_gated_delta_net_tree_f32", 0) == 0;
-            n_conv += d.kernel == "kernel_ssm_conv_tree_f32";
-        }
-        if (n_gdn == 0 || n_gdn != n_conv) {
-            fail("the tree ops did not run on the device: " + std::to_string(n_gdn) + " delta rules, " + std::to_string(n_conv) + " convolutions");
-        }
+        check_dispatches(kernel, fake_metal::graphs() - graphs);
 
         // walk down as far as the drafts are what the model says
-        std::vector<int32_t> path = { 0 };
+        std::vector<int32_t> walked = { 0 };
         for (bool found = true; found;) {
-            emitted.push_back(metal.best(path.back()));
+            emitted.push_back(metal.best(walked.back()));
             found = false;
-            for (int i = path.back() + 1; i < (int) tree.tokens.size(); i++) {
-                if (tree.parents[i] == path.back() && tree.tokens[i] == emitted.back()) {
-                    path.push_back(i);
+            for (int i = walked.back() + 1; i < (int) tree.tokens.size(); i++) {
+                if (tree.parents[i] == walked.back() && tree.tokens[i] == emitted.back()) {
+                    walked.push_back(i);
                     found = true;
                     break;
                 }
             }
         }
-        if (!llama_memory_seq_accept(llama_get_memory(metal.ctx), 0, path.data(), (int32_t) path.size())) {
+        if (!llama_memory_seq_accept(llama_get_memory(metal.ctx), 0, walked.data(), (int32_t) walked.size())) {
             fail("the path is refused");
         }
-        accepted += (int) path.size() - 1;
+        accepted += (int) walked.size() - 1;
         for (size_t i = at; i < emitted.size(); i++) {
-            if (emitted[i] != truth[i]) {
-                printf("token %zu is %d, the CPU backend says %d by a margin of %g\n", i, emitted[i], truth[i], gaps[i]);
-                if (gaps[i] > TIE || step < 2) {
+            if (emitted[i] != truth.tokens[i]) {
+                printf("token %zu is %d, the CPU backend says %d by a margin of %g\n", i, emitted[i], truth.tokens[i], truth.gaps[i]);
+                if (truth.gaps[i] > TIE || step < 2) {
                     fail("tokens differ");
                 }
-                return 0;
+                return;
             }
         }
-        printf("step %d: %zu nodes, %zu accepted, %d gated delta nets, %zu dispatches\n", step, tree.tokens.size(), path.size() - 1, n_gdn, fake_metal::log.size());
+        printf("%s form, step %d: %zu nodes, %zu accepted, %zu dispatches\n", chunk ? "chunk" : "row", step, tree.tokens.size(), walked.size() - 1, fake_metal::log.size());
     }
     if (accepted < n_steps) {
         fail("only " + std::to_string(accepted) + " drafts were accepted");
     }
-    printf("metal_model: %zu tokens in %d steps, %d drafts accepted, equal to the CPU backend's\n", emitted.size(), n_steps, accepted);
+}
+
+static void test_refusal(const char * path) {
+    Engine metal(path, "MTL0");
+    fake_metal::props().has_simdgroup_reduction = false;
+    warnings.clear();
+    const int rc = llama_tree_init(metal.ctx, MAX_NODES, GGML_GDN_TREE_ROW);
+    if (rc != -2 || warnings.find("device MTL0 of layer 0 has no GATED_DELTA_NET_TREE") == std::string::npos) {
+        fail("a device without the ops: llama_tree_init returned " + std::to_string(rc) + " and said '" + warnings + "'");
+    }
+    fake_metal::props().has_simdgroup_reduction = true;
+}
+
+int main(int argc, char ** argv) {
+    if (argc < 2 || !std::ifstream(argv[1])) {
+        printf("SKIP: no model at '%s'\n", argc < 2 ? "" : argv[1]);
+        return 77;
+    }
+    llama_log_set([](ggml_log_level level, const char * text, void *) {
+        if (level >= GGML_LOG_LEVEL_WARN) {
+            warnings += text;
+        }
+    }, nullptr);
+
+    const Truth truth = decode_plainly(argv[1], { 40, 41, 42, 43, 44, 45, 46 }, 16);
+    test_trees(argv[1], GGML_GDN_TREE_ROW,   4, truth);
+    test_trees(argv[1], GGML_GDN_TREE_CHUNK, 2, truth);
+    test_refusal(argv[1]);
+    printf("metal_model: the tokens equal the CPU backend's\n");
     return fake_metal::violations() != 0;
 }

@@ -68,7 +68,7 @@ static void test_simd_functions() {
 }
 
 static void test_matrices() {
-    std::vector<float> a(64), b(64), c(64, NAN);
+    std::vector<float> a(64), b(64), c(256, NAN);
     for (int i = 0; i < 64; i++) {
         a[i] = (float) (i % 7);
         b[i] = (float) (i % 5 - 2);
@@ -81,8 +81,11 @@ static void test_matrices() {
                 sum += a[k*8 + i]*b[k*8 + j];
             }
             check(c[i*8 + j] == sum, "matrix product");
+            check(c[64 + (j + 1)*12 + i + 2] == sum, "matrix product, stored transposed at an origin");
+            check(c[192 + i*8 + j] == sum - 1, "matrix product without a sum");
         }
     }
+    check(std::isnan(c[64 + 11]) && std::isnan(c[64 + 12 + 10]), "a store writes its 64 elements only");
 }
 
 static void test_positions() {
@@ -138,6 +141,7 @@ static void test_violations() {
         { { "divergent_sum",                          32 },                   only_out, "divergence in simdgroup 0" },
         { { "divergent_barrier",                      64 },                   only_out, "threads wait at different barriers" },
         { { "return_before_barrier",                  64 },                   only_out, "32 threads returned before the barrier" },
+        { { "matrix_without_barrier",                 32, { 1, 1, 1 }, 256 }, { whole(out), whole(out) }, "write/read race in threadgroup memory" },
         { { "different_matrices",                     32 },                   { whole(out), whole(out) }, "lanes pass different operands" },
         { { "read_unwritten",                         32, { 1, 1, 1 }, 40000 }, only_out, "bytes of threadgroup memory" },
         { { "read_unwritten",                         32, { 1, 1, 1 }, 100 },  only_out, "no multiple of 16" },

@@ -1,13 +1,14 @@
 // The tree ops on the Metal backend against the CPU backend, and what Metal's results have to keep among themselves:
 //
-//   - outputs, states and tapes equal the CPU's within 5e-6 of the largest value
+//   - outputs, states and tapes of both forms equal those of the CPU's row form within 5e-6 of the largest value
 //   - a node's output has the same bits whatever other branches exist
 //   - a replayed state has the same bits as one that the next call folds in, and cells of other sequences stay
 //   - nodes that read what an op updated in place run after it
 //
-// test_tree_ops [conv] [quick] [gdn] [order] [big] [counters]      default: conv gdn order
+// test_tree_ops [conv] [quick] [quick-chunk] [gdn] [order] [big] [counters]      default: conv gdn order
 //
-// quick: a part of gdn; counters: with the memory checker, a table of what a step of a model's layer moves
+// quick, quick-chunk: a part of gdn, in row and in chunk form
+// counters: with the memory checker, a table of what a step of a model's layer moves
 
 #include "../ctest/tree_cases.h"
 
@@ -230,10 +231,11 @@ static void test_conv(const std::string & kind, int N, int n_seqs, const ConvSha
 struct GdnShape {
     int  dk, H_k, H_v, n_max, n_cells;
     bool kda;
+    ggml_gdn_tree_form form = GGML_GDN_TREE_ROW;
     int  ng()    const { return kda ? dk : 1; }
     int  state() const { return dk*dk*H_v; }
     int  tape()  const { return (int) ggml_gated_delta_net_tree_tape_size(dk, H_k, H_v, kda, n_max); }
-    std::string id() const { return "dk" + std::to_string(dk) + "-h" + std::to_string(H_k) + "x" + std::to_string(H_v) + (kda ? "-kda" : ""); }
+    std::string id() const { return "dk" + std::to_string(dk) + "-h" + std::to_string(H_k) + "x" + std::to_string(H_v) + (kda ? "-kda" : "") + (form == GGML_GDN_TREE_CHUNK ? "-chunk" : ""); }
 };
 
 struct GdnCache {
@@ -266,8 +268,10 @@ static ggml_tensor * gdn_node(Graph & g, const GdnShape & sh, ggml_tensor * stat
     auto view = [&](int H, int64_t first) {
         return ggml_view_4d(g.ctx, qkv, sh.dk, H, N, n_seqs, sh.dk*sizeof(float), row*sizeof(float), N*row*sizeof(float), first*sizeof(float));
     };
-    return g.node(ggml_gated_delta_net_tree(g.ctx, view(sh.H_k, 0), view(sh.H_k, nk), view(sh.H_v, 2*nk),
-        g.tensor(in.g, sh.ng(), sh.H_v, N, n_seqs), g.tensor(in.beta, 1, sh.H_v, N, n_seqs), state, tape, rows));
+    ggml_tensor * out = ggml_gated_delta_net_tree(g.ctx, view(sh.H_k, 0), view(sh.H_k, nk), view(sh.H_v, 2*nk),
+        g.tensor(in.g, sh.ng(), sh.H_v, N, n_seqs), g.tensor(in.beta, 1, sh.H_v, N, n_seqs), state, tape, rows);
+    ggml_gated_delta_net_tree_set_form(out, sh.form);
+    return g.node(out);
 }
 
 static Floats gdn_tree(ggml_backend_t backend, const GdnShape & sh, GdnCache & cache, const std::vector<Tree> & trees, const GdnInput & in) {
@@ -292,6 +296,8 @@ static void gdn_replay(ggml_backend_t backend, const GdnShape & sh, GdnCache & c
 static void test_gdn(const std::string & kind, int N, int n_seqs, const GdnShape & sh, Rng & rng) {
     const std::string id = "gdn-" + sh.id() + "-" + kind + "-n" + std::to_string(N) + "-seqs" + std::to_string(n_seqs);
     const int o_row = sh.H_v*sh.dk;
+    GdnShape row_form = sh;
+    row_form.form = GGML_GDN_TREE_ROW;
     const auto cells = random_cells(n_seqs, sh.n_cells, rng);
     GdnCache on_metal { random_floats(rng, (size_t) sh.state()*sh.n_cells, -0.3f, 0.3f), random_floats(rng, (size_t) sh.tape()*sh.n_cells, -0.3f, 0.3f) }, on_cpu = on_metal;
 
@@ -307,7 +313,7 @@ static void test_gdn(const std::string & kind, int N, int n_seqs, const GdnShape
         const GdnInput in = random_input(sh, N*n_seqs, rng);
         const GdnCache before = on_metal;
         const Floats got      = gdn_tree(metal, sh, on_metal, trees, in);
-        const Floats expected = gdn_tree(cpu,   sh, on_cpu,   trees, in);
+        const Floats expected = gdn_tree(cpu,   row_form, on_cpu, trees, in);
         check_close(got, expected, "output", id);
         check_close(on_metal.state, on_cpu.state, "gdn_state", id);
         check_close(on_metal.tape,  on_cpu.tape,  "tape", id);
@@ -333,11 +339,24 @@ static void test_gdn(const std::string & kind, int N, int n_seqs, const GdnShape
     }
 }
 
+// a GPU without simdgroup matrices: the row form stands in
+static void test_gdn_without_matrices(Rng & rng) {
+    fake_metal::props().has_simdgroup_mm = false;
+    fake_metal::log.clear();
+    fake_metal::keep_log = true;
+    test_gdn("random", 9, 2, { 32, 1, 2, 16, 2, false, GGML_GDN_TREE_CHUNK }, rng);
+    fake_metal::keep_log = false;
+    fake_metal::props().has_simdgroup_mm = true;
+    for (auto & d : fake_metal::log) {
+        check(d.kernel.find("_chunk_") == std::string::npos, "no simdgroup matrices, but " + d.kernel);
+    }
+}
+
 // ---------------------------------------------------------------- order of nodes in a graph
 
 // A step, reads of what it left, a flush, and reads again: the reads are no sources of the ops, only the caches tell.
-static void test_order(Rng & rng) {
-    const GdnShape  sh   { 32, 1, 2, 4, 2, false };
+static void test_order(ggml_gdn_tree_form form, Rng & rng) {
+    const GdnShape  sh   { 32, 1, 2, 4, 2, false, form };
     const ConvShape conv { 4, 64, 4, 2 };
     const std::vector<Tree> trees = { { 1, { 0, 1 }, { -1, 0, 0, 1 } } }, flush = { { 1, { 0, 2 }, {} } };
     const GdnInput in = random_input(sh, 4, rng);
@@ -369,17 +388,24 @@ static void test_order(Rng & rng) {
     };
     const auto got = run(metal), expected = run(cpu);
     for (size_t i = 0; i < expected.size(); i++) {
-        check_close(got[i], expected[i], "value", "order-node" + std::to_string(i));
+        check_close(got[i], expected[i], "value", (form == GGML_GDN_TREE_CHUNK ? "order-chunk-node" : "order-node") + std::to_string(i));
     }
 }
 
 // ---------------------------------------------------------------- memory traffic
 
 // The whole delta rule of a layer: a path of as many nodes as the tree is deep is folded in, then N nodes are verified.
-static void print_counters(const char * model, const GdnShape & shape, Rng & rng) {
-    constexpr int STATE = 6;  // buffer of the state in kernel_gated_delta_net_tree_f32
-    const double MiB = 1024*1024, state_bytes = shape.state()*4.0;
+// What a key head and its value heads move is counted, and multiplied by the key heads.
+static void print_counters(const char * model, const GdnShape & layer) {
+    GdnShape shape = layer;
+    shape.H_k = 1;
+    shape.H_v = layer.H_v/layer.H_k;
+    const bool chunk = shape.form == GGML_GDN_TREE_CHUNK;
+    const std::string main = chunk ? "kernel_gated_delta_net_tree_chunk_f32_4" : "kernel_gated_delta_net_tree_f32_4";
+    const int state_buffer = chunk ? 5 : 6;
+    const double MiB = 1024.0*1024.0/layer.H_k, state_bytes = shape.state()*4.0;
     for (int N : { 1, 8, 16, 32, 64 }) {
+        Rng rng(N);
         GdnShape sh = shape;
         sh.n_max = N;
         GdnCache cache { random_floats(rng, sh.state(), -0.3f, 0.3f), random_floats(rng, sh.tape(), 0, 0.3f) };
@@ -396,21 +422,21 @@ static void print_counters(const char * model, const GdnShape & shape, Rng & rng
             for (auto & t : d.traffic) {
                 unique += t.unique_read + t.unique_written;
                 asked  += t.read + t.written;
-                if (t.buffer == STATE && d.kernel != "kernel_gated_delta_net_tree_tape_f32") {
+                if (t.buffer == state_buffer && d.kernel == main) {
                     state += t.read + t.written;
                 }
             }
-            if (d.kernel != "kernel_gated_delta_net_tree_tape_f32") {
+            if (d.kernel == main) {
                 n = d.counters;
             }
         }
         // at least: the state once in and out; q, k, v, g, beta, outputs and tape of N nodes; the tape of the path
         const double node = 4.0*(2*sh.H_k*sh.dk + 2*sh.H_v*sh.dk + 2*sh.H_v), tape = sh.tape()*4.0/N;
         const double least = 2*state_bytes + N*(node + tape) + path.size()*tape;
-        printf("| %s | %d | %.2f | %.3f | %.2f | %.2f | %.3f | %.1f | %.0f | %.0f | %.0f |\n", model, N, state/MiB, state/(2*state_bytes),
+        printf("| %s | %s | %d | %.2f | %.3f | %.2f | %.2f | %.3f | %.1f | %.0f | %.0f | %.0f |\n", model, chunk ? "chunk" : "row", N, state/MiB, state/(2*state_bytes),
             least/MiB, unique/MiB, unique/least, asked/MiB, (double) n.threadgroup_barriers/n.threadgroups,
             (double) n.simdgroup_barriers/n.threadgroups, (double) n.simdgroup_operations/n.threadgroups);
-        check(fake_metal::log.size() == 2 && state >= 2*state_bytes && state <= 1.1*2*state_bytes,
+        check(fake_metal::log.size() == (chunk ? 3 : 2) && state >= 2*state_bytes && state <= 1.1*2*state_bytes,
             std::string(model) + ": the state is read once and written once (with the memory checker)");
     }
 }
@@ -436,41 +462,48 @@ int main(int argc, char ** argv) {
         test_conv("random", 7, 1, { 3, 40, 8, 3 }, rng);
         test_conv("chain", 12, 1, { 9, 33, 16, 2 }, rng);
     }
-    if (parts.count("quick") || parts.count("gdn")) {
-        for (bool kda : { false, true }) {
-            for (const char * kind : tree_kinds) {
-                test_gdn(kind, random_int(rng, 6, 12), 3, { 32, 2, 4, 16, 4, kda }, rng);
-            }
-            test_gdn("binary", 63, 1, { 32, 1, 1, 64, 1, kda }, rng);  // the most kept states
-            test_gdn("random", 64, 1, { 32, 1, 1, 64, 1, kda }, rng);
-            test_gdn("random", 11, 2, { 64, 1, 3, 16, 3, kda }, rng);
-        }
-    }
-    if (parts.count("gdn")) {
-        for (bool kda : { false, true }) {
-            test_gdn("chain",  64, 1, { 32, 1, 1, 64, 1, kda }, rng);
-            test_gdn("star",   33, 1, { 32, 1, 1, 64, 1, kda }, rng);
-            test_gdn("random",  1, 2, { 64, 1, 1,  4, 2, kda }, rng);
-            test_gdn("binary", 15, 1, { 128, 1, 2, 16, 2, kda }, rng);
-        }
-    }
-    if (parts.count("big")) {
-        for (int dk : { 32, 64, 128 }) {
-            for (int N : { 2, 17, 32, 48, 64 }) {
+    for (ggml_gdn_tree_form form : { GGML_GDN_TREE_ROW, GGML_GDN_TREE_CHUNK }) {
+        if (parts.count(form == GGML_GDN_TREE_ROW ? "quick" : "quick-chunk") || parts.count("gdn")) {
+            for (bool kda : { false, true }) {
                 for (const char * kind : tree_kinds) {
-                    test_gdn(kind, N, 1, { dk, 1, 2, 64, 2, N % 2 == 0 }, rng);
+                    test_gdn(kind, random_int(rng, 6, 12), 3, { 32, 2, 4, 16, 4, kda, form }, rng);
+                }
+                test_gdn("binary", 63, 1, { 32, 1, 1, 64, 1, kda, form }, rng);  // the most kept states
+                test_gdn("random", 64, 1, { 32, 1, 1, 64, 1, kda, form }, rng);
+                test_gdn("random", 11, 2, { 64, 1, 3, 16, 3, kda, form }, rng);
+            }
+        }
+        if (parts.count("gdn")) {
+            for (bool kda : { false, true }) {
+                test_gdn("chain",  64, 1, { 32, 1, 1, 64, 1, kda, form }, rng);
+                test_gdn("star",   33, 1, { 32, 1, 1, 64, 1, kda, form }, rng);
+                test_gdn("random",  1, 2, { 64, 1, 1,  4, 2, kda, form }, rng);
+                test_gdn("binary", 15, 1, { 128, 1, 2, 16, 2, kda, form }, rng);
+            }
+        }
+        if (parts.count("gdn") && form == GGML_GDN_TREE_CHUNK) {
+            test_gdn_without_matrices(rng);
+        }
+        if (parts.count("big")) {
+            for (int dk : { 32, 64, 128 }) {
+                for (int N : { 2, 17, 32, 48, 64 }) {
+                    for (const char * kind : tree_kinds) {
+                        test_gdn(kind, N, 1, { dk, 1, 2, 64, 2, N % 2 == 0, form }, rng);
+                    }
                 }
             }
         }
-    }
-    if (parts.count("order")) {
-        test_order(rng);
+        if (parts.count("order")) {
+            test_order(form, rng);
+        }
     }
     if (parts.count("counters")) {
-        printf("| model | nodes | state, MiB | of a read and a write | least in all, MiB | touched, MiB | of the least | loads and stores, MiB "
-               "| threadgroup barriers | simdgroup barriers | simd operations |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
-        print_counters("35B-A3B", { 128, 16, 32, 0, 1, false }, rng);
-        print_counters("27B",     { 128, 16, 48, 0, 1, false }, rng);
+        printf("| model | form | nodes | state, MiB | of a read and a write | least in all, MiB | touched, MiB | of the least | loads and stores, MiB "
+               "| threadgroup barriers | simdgroup barriers | simd operations |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+        for (ggml_gdn_tree_form form : { GGML_GDN_TREE_ROW, GGML_GDN_TREE_CHUNK }) {
+            print_counters("35B-A3B", { 128, 16, 32, 0, 1, false, form });
+            print_counters("27B",     { 128, 16, 48, 0, 1, false, form });
+        }
     }
     check(fake_metal::violations() == 0, "no violations");
     ggml_backend_free(metal);

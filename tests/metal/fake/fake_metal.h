@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "ggml-metal-device.h"
 #include "runtime.h"
 
 #include <string>
@@ -21,5 +22,8 @@ extern std::vector<dispatch_record> log;
 // since the start of the program
 int violations();
 int graphs();
+
+// of MTL0; a test may take abilities away
+ggml_metal_device_props & props();
 
 } // namespace fake_metal

@@ -26,9 +26,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <random>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 struct ggml_metal_cv       { std::map<int, int64_t> values; };
@@ -62,6 +62,8 @@ static int n_graphs     = 0;
 int fake_metal::violations() { return n_violations; }
 int fake_metal::graphs()     { return n_graphs; }
 
+ggml_metal_device_props & fake_metal::props() { return ((ggml_metal_device_t) ggml_backend_dev_by_name("MTL0")->context)->props; }
+
 static const bool trace = getenv("MSL_TRACE") != nullptr;
 
 // A program must not succeed after a violation, even when the wrong kernel gave the right values.
@@ -75,8 +77,25 @@ static struct fail_at_exit {
     }
 } fail_at_exit_;
 
-// the checker knows the bounds of tensors, not just of buffers
-static std::unordered_map<const char *, size_t> tensor_sizes;
+// the checker knows the bounds of tensors, not just of buffers; views are tensors too
+static std::map<const char *, size_t> tensor_sizes;
+
+static void add_tensor(const ggml_tensor * t, const char * p) {
+    const size_t size = t->view_src ? ggml_nbytes(t) : ggml_backend_buft_get_alloc_size(t->buffer->buft, t);
+    if (!t->view_src) {  // what lay there before
+        tensor_sizes.erase(tensor_sizes.upper_bound(p), tensor_sizes.lower_bound(p + size));
+    }
+    tensor_sizes[p] = size;
+}
+
+// bytes from p to the end of its tensor, or of the buffer
+static size_t bytes_left(const char * p, size_t in_buffer) {
+    auto it = tensor_sizes.upper_bound(p);
+    if (it == tensor_sizes.begin() || (--it)->first + it->second <= p) {
+        return in_buffer;
+    }
+    return it->first + it->second - p;
+}
 
 extern "C" {
 
@@ -137,8 +156,7 @@ void ggml_metal_encoder_set_buffer(ggml_metal_encoder_t encoder, struct ggml_met
     }
     GGML_ASSERT(id.offs <= buffer->size);
     char * p = buffer->base + id.offs;
-    auto it = msl::hooks ? tensor_sizes.find(p) : tensor_sizes.end();
-    encoder->next.bindings.buffers[idx] = { p, it != tensor_sizes.end() ? it->second : buffer->size - id.offs };
+    encoder->next.bindings.buffers[idx] = { p, bytes_left(p, buffer->size - id.offs) };
 }
 
 void ggml_metal_encoder_set_threadgroup_memory_size(ggml_metal_encoder_t encoder, size_t size, int idx) {
@@ -272,7 +290,7 @@ struct ggml_metal_buffer_id ggml_metal_buffer_get_id(ggml_metal_buffer_t buf, co
     if (p < buf->base || p + size > buf->base + buf->size) {
         GGML_ABORT("fake metal: tensor %s is not in its buffer", t->name);
     }
-    tensor_sizes[p] = t->view_src ? size : ggml_backend_buft_get_alloc_size(t->buffer->buft, t);
+    add_tensor(t, p);
     return { buf, (size_t) (p - buf->base) };
 }
 

@@ -50,7 +50,7 @@ uint8_t             run_id;
 uint32_t            epoch[2], simd_epoch[2][64];  // by memory: device, threadgroup
 bool                on;
 
-std::string source_of(const void * pc) {
+std::string find_source(const void * pc) {
     Dl_info info;
     if (!dladdr(pc, &info)) {
         return "?";
@@ -65,6 +65,12 @@ std::string source_of(const void * pc) {
     }
     const char * slash = strrchr(line, '/');
     return slash ? slash + 1 : line;
+}
+
+const std::string & source_of(const void * pc) {
+    static std::map<const void *, std::string> known;
+    auto it = known.find(pc);
+    return (it != known.end() ? it : known.emplace(pc, find_source(pc)).first)->second;
 }
 
 void report_race(const char * what, const access_record & before, const void * pc, const region & r, const char * p) {

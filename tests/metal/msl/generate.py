@@ -19,21 +19,19 @@ Line numbers are kept, so that diagnostics and violations name lines of the .met
 import re
 import sys
 
-BUILTINS = set(
-    [
-        "threadgroup_position_in_grid",
-        "thread_position_in_threadgroup",
-        "threads_per_threadgroup",
-        "threadgroups_per_grid",
-        "thread_position_in_grid",
-        "threads_per_grid",
-        "thread_index_in_threadgroup",
-        "simdgroup_index_in_threadgroup",
-        "thread_index_in_simdgroup",
-        "simdgroups_per_threadgroup",
-        "threads_per_simdgroup",
-    ]
-)
+BUILTINS = {
+    "threadgroup_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threads_per_threadgroup",
+    "threadgroups_per_grid",
+    "thread_position_in_grid",
+    "threads_per_grid",
+    "thread_index_in_threadgroup",
+    "simdgroup_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "simdgroups_per_threadgroup",
+    "threads_per_simdgroup",
+}
 
 
 class Misread(Exception):
@@ -69,7 +67,7 @@ def split_parameters(text):
             current = ""
         else:
             current += c
-    return parameters + [current] if current.strip() else parameters
+    return [*parameters, current] if current.strip() else parameters
 
 
 def one_line(text):
@@ -202,7 +200,7 @@ def generate(text, source):
         f"{quoted}, {kernels[kernel][1]:#x});"
         for i, (name, expression, kernel) in enumerate(entries)
     ]
-    return "\n".join(lines + ["}", ""])
+    return "\n".join([*lines, "}", ""])
 
 
 def main():
