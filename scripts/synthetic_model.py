@@ -12,7 +12,7 @@ import math
 import os
 import string
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -264,12 +264,28 @@ def write(
         context: Context length that the file claims.
         progress: Called with a tensor's name and the numbers of tensors done and in all.
     """
-    plan = [(tensor, _type_of(tensor, kind)) for tensor in tensors(shape)]
+    write_file(
+        path, shape.arch, tensors(shape), lambda writer: _write_metadata(writer, shape, kind, context),
+        kind, seed, progress,
+    )  # fmt: skip
+
+
+def write_file(
+    path: Path,
+    arch: str,
+    content: Iterable[Tensor],
+    metadata: Callable[[gguf.GGUFWriter], None],
+    kind: str,
+    seed: int = 0,
+    progress: ProgressFn | None = None,
+) -> None:
+    """Write a model of any architecture; as `write`, with its tensors and what adds its metadata."""
+    plan = [(tensor, _type_of(tensor, kind)) for tensor in content]
     quantizer = _Quantizer()
     partial = path.with_name(path.name + ".partial")
-    writer = gguf.GGUFWriter(partial, shape.arch)
+    writer = gguf.GGUFWriter(partial, arch)
     try:
-        _write_metadata(writer, shape, kind, context)
+        metadata(writer)
         for tensor, type_ in plan:
             writer.add_tensor_info(
                 tensor.name, tensor.shape, np.dtype(np.float32), _bytes(tensor.shape, type_), type_
@@ -331,7 +347,12 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, kind: str, context: i
         writer.add_expert_used_count(shape.experts_used)
         writer.add_expert_feed_forward_length(shape.ff)
         writer.add_expert_shared_feed_forward_length(shape.ff)
-    tokens, types, merges = vocabulary(shape.vocab)
+    write_vocabulary(writer, shape.vocab)
+
+
+def write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """Add `vocabulary` with its tokenizer and chat template."""
+    tokens, types, merges = vocabulary(size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
     writer.add_token_list(tokens)

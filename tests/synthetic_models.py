@@ -18,9 +18,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from synthetic_model import preset, write
+from synthetic_model import PRESETS, preset, write
 
-#: PRESET, type, and `layers` or `vocab` when they differ from the preset's; the file's path.
+from tests import tiny_architectures
+
+#: PRESET or architecture of `tiny_architectures`, type, and `layers` or `vocab` when they differ from
+#: the preset's; the file's path.
 Synthetic = Callable[..., Path]
 
 
@@ -33,7 +36,10 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Synthetic:
         label = "-".join([name, kind, *(f"{key}{value}" for key, value in sorted(sizes.items()))])
         path = folder / f"{label}.gguf"
         if not path.exists():
-            write(path, preset(name, **sizes), kind)
+            if name in PRESETS:
+                write(path, preset(name, **sizes), kind)
+            else:
+                tiny_architectures.write(path, name, kind, **sizes)
         return path
 
     return make

@@ -100,7 +100,7 @@ class Pair:
         assert mine == theirs, f"state of sequence {slot} differs"
 
 
-MODELS = ["demo", "tiny-qwen35", "tiny-qwen35moe"]
+MODELS = ["demo", "tiny-qwen35", "tiny-qwen35moe", "gemma3", "kimi-linear", "kimi-k3", "bailingmoe3"]
 
 
 @pytest.fixture(scope="module", params=MODELS)
