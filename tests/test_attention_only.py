@@ -25,10 +25,16 @@ def smollm2() -> Iterator[Model]:
         yield model
 
 
+@pytest.fixture(scope="module", params=["f16", "q8_0"])
+def cache(request: pytest.FixtureRequest) -> str:
+    """The type of the attention cache."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def greedy(smollm2: Model) -> tuple[list[int], np.ndarray]:
+def greedy(smollm2: Model, cache: str) -> tuple[list[int], np.ndarray]:
     """Forty tokens of plain text with the logits behind each."""
-    with Context(smollm2, nodes=16) as plain:
+    with Context(smollm2, nodes=16, cache=cache) as plain:
         rows = [plain.decode(TEXT)[-1]]
         text = [int(rows[0].argmax())]
         for _ in range(40):
@@ -39,12 +45,12 @@ def greedy(smollm2: Model) -> tuple[list[int], np.ndarray]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_trees_give_plain_text(
-    smollm2: Model, greedy: tuple[list[int], np.ndarray], seed: int
+    smollm2: Model, greedy: tuple[list[int], np.ndarray], cache: str, seed: int
 ) -> None:
     """Each node on the true path has plain decoding's logits, bit for bit, whatever else is drafted."""
     text, rows = greedy
     rng = np.random.default_rng(seed)
-    with Context(smollm2, nodes=16) as context:
+    with Context(smollm2, nodes=16, cache=cache) as context:
         context.decode(TEXT)
         done = 0
         while done < len(text) - 1:
@@ -57,10 +63,12 @@ def test_random_trees_give_plain_text(
         assert context.length == len(TEXT) + done
 
 
-def test_commit_then_plain(smollm2: Model, greedy: tuple[list[int], np.ndarray]) -> None:
+def test_commit_then_plain(
+    smollm2: Model, greedy: tuple[list[int], np.ndarray], cache: str
+) -> None:
     """A plain token behind an accepted path gets the logits of plain decoding."""
     text, rows = greedy
-    with Context(smollm2, nodes=16) as context:
+    with Context(smollm2, nodes=16, cache=cache) as context:
         context.decode(TEXT)
         context.tree([text[0], 7, text[1], 8, text[2]], [-1, 0, 0, 2, 2])
         context.accept([0, 2, 4])

@@ -64,8 +64,8 @@ shapes = st.builds(
 class Pair:
     """Two engines on one model: what the first does with trees, the second does without."""
 
-    def __init__(self, path: Path) -> None:
-        config = EngineConfig(n_threads=1, n_slots=SLOTS)
+    def __init__(self, path: Path, **options: str) -> None:
+        config = EngineConfig(n_threads=1, n_slots=SLOTS, **options)
         self.tree = NativeEngine.open(path, config, n_ctx=1024, max_nodes=NODES)
         self.plain = NativeEngine.attach(self.tree, config, n_ctx=1024, max_nodes=NODES)
         assert self.tree.info.tree, "this build must verify trees of this model"
@@ -100,7 +100,15 @@ class Pair:
         assert mine == theirs, f"state of sequence {slot} differs"
 
 
-MODELS = ["demo", "tiny-qwen35", "tiny-qwen35moe", "gemma3", "kimi-linear", "kimi-k3", "bailingmoe3"]
+MODELS = [
+    "demo",
+    "tiny-qwen35",
+    "tiny-qwen35moe",
+    "gemma3",
+    "kimi-linear",
+    "kimi-k3",
+    "bailingmoe3",
+]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -114,6 +122,34 @@ def pair(request: pytest.FixtureRequest, model: Path, synthetic: Synthetic) -> I
 @RELAXED
 @given(parents=shapes, prompt=st.sampled_from([1, 2, 3, 7, 40]))
 def test_every_path_equals_plain_decoding(pair: Pair, parents: Parents, prompt: int) -> None:
+    assert_every_path_is_plain(pair, parents, prompt)
+
+
+CACHES = [
+    ("demo", "q8_0", "q8_0"),
+    ("demo", "q8_0", "q4_0"),
+    ("gemma3", "q8_0", "q8_0"),
+    ("kimi-linear", "q8_0", "q8_0"),
+]
+
+
+@pytest.fixture(scope="module", params=CACHES, ids="-".join)
+def quantised(request: pytest.FixtureRequest, model: Path, synthetic: Synthetic) -> Iterator[Pair]:  # noqa: F811
+    """Pairs whose attention caches are quantised: gated delta net, sliding window, compressed."""
+    name, k, v = request.param
+    path = model if name == "demo" else synthetic(name)
+    pair = Pair(path, cache_type_k=k, cache_type_v=v)
+    yield pair
+    pair.close()
+
+
+@settings(RELAXED, max_examples=8)
+@given(parents=shapes, prompt=st.sampled_from([1, 40]))
+def test_every_path_with_a_quantised_cache(quantised: Pair, parents: Parents, prompt: int) -> None:
+    assert_every_path_is_plain(quantised, parents, prompt)
+
+
+def assert_every_path_is_plain(pair: Pair, parents: Parents, prompt: int) -> None:
     """For every node of a random tree: its path committed, then one token more."""
     n = len(parents)
     tokens = pair.tokens(n)

@@ -32,6 +32,10 @@ _accept = _function("llama_memory_seq_accept", c_bool, c_void_p, c_int32, POINTE
 _logits = _function("llama_get_logits", POINTER(c_float), c_void_p)
 _DECODE = 1
 FORMS = {"row": 0, "chunk": 1}
+CACHE_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
+
+#: Sequence, token, position, and batch index of the parent: -1 for a root, None outside of trees.
+Node = tuple[int, int, int, int | None]
 
 
 class Model:
@@ -53,21 +57,28 @@ class Model:
 
 
 class Context:
-    """One sequence of a model; a context manager.
+    """Sequences of a model; a context manager.
 
     Args:
         nodes: Nodes that a tree may have; 0 leaves the context as upstream's.
         form: ``row`` or ``chunk``, see llama.h.
         snapshots: Upstream's way to roll back: states kept per sequence.
         flash: Flash attention.
+        size: Cells of the attention cache.
+        sequences: Their number. They share the cells when `unified`, else each has a part of them.
+        ubatch: Tokens that a forward pass takes.
+        cache: Type of the attention cache.
     """
 
     def __init__(
         self, model: Model, *, nodes: int = 0, form: str = "row", snapshots: int = 0,
-        flash: bool = True, threads: int = 1, size: int = 1024,
+        flash: bool = True, threads: int = 1, size: int = 1024, sequences: int = 1,
+        unified: bool = False, ubatch: int = 512, cache: str = "f16",
     ) -> None:  # fmt: skip
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = size, 512, 512
+        params.n_ctx, params.n_batch, params.n_ubatch = size, 512, ubatch
+        params.n_seq_max, params.kv_unified = sequences, unified
+        params.type_k = params.type_v = CACHE_TYPES[cache]
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = int(flash)
         params.n_rs_seq = snapshots
@@ -79,7 +90,7 @@ class Context:
             raise ValueError(f"llama_tree_init: {status}")
         self._memory = llama_cpp.llama_get_memory(self.handle)
         self._batch = _batch_init(self.handle)
-        self.length = 0
+        self.lengths = [0] * sequences
 
     def __enter__(self) -> Context:
         return self
@@ -88,46 +99,60 @@ class Context:
         _batch_free(self._batch)
         llama_cpp.llama_free(self.handle)
 
-    def decode(self, tokens: list[int], read: bool = True) -> np.ndarray | None:
+    @property
+    def length(self) -> int:
+        """Tokens of sequence 0."""
+        return self.lengths[0]
+
+    def decode(self, tokens: list[int], read: bool = True, sequence: int = 0) -> np.ndarray | None:
         """Append `tokens` in one batch; the logits behind each of them, unless not `read`."""
-        rows = self._run(tokens, [self.length + i for i in range(len(tokens))], None, read)
-        self.length += len(tokens)
+        start = self.lengths[sequence]
+        nodes = [(sequence, token, start + i, None) for i, token in enumerate(tokens)]
+        rows = self._run(nodes, read)
+        self.lengths[sequence] += len(tokens)
         return rows
 
     def tree(self, tokens: list[int], parents: list[int], read: bool = True) -> np.ndarray | None:
-        """Process a draft tree behind the sequence; the logits of its nodes. See `accept`."""
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        return self._run(tokens, [self.length + depth for depth in depths], parents, read)
+        """Process a draft tree behind sequence 0; the logits of its nodes. See `accept`."""
+        return self.forest([(tokens, parents)], read)
 
-    def accept(self, path: list[int]) -> None:
+    def forest(
+        self, trees: list[tuple[list[int], list[int]]], read: bool = True
+    ) -> np.ndarray | None:
+        """Process a tree behind each of the first sequences; the logits of all nodes in turn."""
+        nodes: list[Node] = []
+        for sequence, (tokens, parents) in enumerate(trees):
+            first = len(nodes)
+            for token, parent in zip(tokens, parents, strict=True):
+                position = self.lengths[sequence] if parent < 0 else nodes[first + parent][2] + 1
+                nodes.append((sequence, token, position, -1 if parent < 0 else first + parent))
+        return self._run(nodes, read)
+
+    def accept(self, path: list[int], sequence: int = 0) -> None:
         """Append the tokens along `path` of the last tree; drop the others."""
-        if not _accept(self._memory, 0, (c_int32 * len(path))(*path), len(path)):
+        if not _accept(self._memory, sequence, (c_int32 * len(path))(*path), len(path)):
             raise ValueError(f"no such path: {path}")
-        self.length += len(path)
+        self.lengths[sequence] += len(path)
 
     def remove(self, count: int) -> bool:
-        """Take the last `count` tokens back, where the memory can."""
+        """Take the last `count` tokens of sequence 0 back, where the memory can."""
         if not llama_cpp.llama_memory_seq_rm(self._memory, 0, self.length - count, -1):
             return False
-        self.length -= count
+        self.lengths[0] -= count
         return True
 
-    def _run(
-        self, tokens: list[int], positions: list[int], parents: list[int] | None, read: bool
-    ) -> np.ndarray | None:
+    def _run(self, nodes: list[Node], read: bool) -> np.ndarray | None:
         _batch_clear(self._batch)
-        for index, (token, position) in enumerate(zip(tokens, positions, strict=True)):
-            if _add_token(self._batch, 0, int(token)) != index:
+        for index, (sequence, token, position, parent) in enumerate(nodes):
+            if _add_token(self._batch, sequence, int(token)) != index:
                 raise ValueError(f"token {token} does not fit into the batch")
             _set_pos(self._batch, index, byref(c_int32(position)))
             _set_logits(self._batch, index, True)
-            if parents is not None and not _set_parent(self._batch, index, int(parents[index])):
-                raise ValueError(f"node {index} cannot have the parent {parents[index]}")
+            if parent is not None and not _set_parent(self._batch, index, parent):
+                raise ValueError(f"node {index} cannot have the parent {parent}")
         status = _process(self.handle, _DECODE, self._batch)
         if status:
             raise ValueError(f"llama_process: status {status}")
         if not read:
             return None
-        return np.ctypeslib.as_array(_logits(self.handle), (len(tokens), self.vocab)).copy()
+        return np.ctypeslib.as_array(_logits(self.handle), (len(nodes), self.vocab)).copy()
