@@ -22,6 +22,9 @@ MAX_NODES = 64
 DEFAULT_NODES = 16
 """Most nodes a draft tree has when nothing is said."""
 
+SPLIT_MODES = ("none", "layer", "row")
+"""In the order of llama.cpp's numbers."""
+
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -42,6 +45,10 @@ class EngineConfig:
         n_ubatch: Tokens a forward pass takes.
         n_threads: CPU threads; 0 takes the number of physical cores.
         n_gpu_layers: Layers placed on the GPU; -1 for all.
+        split_mode: How several devices share the model: ``"layer"``, ``"row"``, or ``"none"`` for
+            one of them.
+        main_gpu: The device of ``"none"``.
+        tensor_split: Share of each device, in any unit; empty goes by free memory.
         flash_attn: True, False, or None to let llama.cpp decide.
         cache_type_k: Type of the attention cache's keys, a ggml name such as ``"f16"``.
         cache_type_v: Type of the attention cache's values.
@@ -57,6 +64,9 @@ class EngineConfig:
     n_ubatch: int = 512
     n_threads: int = 0
     n_gpu_layers: int = -1
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
     flash_attn: bool | None = None
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -72,6 +82,18 @@ class EngineConfig:
         _require(self.n_ubatch >= 1, "n_ubatch", self.n_ubatch, "at least 1")
         _require(self.n_threads >= 0, "n_threads", self.n_threads, "0 or more")
         _require(self.n_gpu_layers >= -1, "n_gpu_layers", self.n_gpu_layers, "-1 or more")
+        _require(
+            self.split_mode in SPLIT_MODES,
+            "split_mode",
+            self.split_mode,
+            "one of " + ", ".join(SPLIT_MODES),
+        )
+        _require(self.main_gpu >= 0, "main_gpu", self.main_gpu, "0 or more")
+        _require(
+            not self.tensor_split
+            or (len(self.tensor_split) <= 16 and min(self.tensor_split) >= 0 < sum(self.tensor_split) < 1e9),
+            "tensor_split", self.tensor_split, "at most 16 shares of 0 or more, not all of them 0",
+        )  # fmt: skip
         for name in ("cache_type_k", "cache_type_v"):
             value = getattr(self, name)
             _require(value in _CACHE_TYPES, name, value, "one of " + ", ".join(_CACHE_TYPES))

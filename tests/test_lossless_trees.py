@@ -151,6 +151,7 @@ def test_random_trees_give_plain_text(engines: Engines, sampling: SamplingConfig
 
 
 @pytest.mark.full
+@pytest.mark.timeout(7200)  # SmolLM2 takes a quarter of an hour for each
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_random_trees_give_plain_text_on_all_prompts(
     engines: Engines, sampling: SamplingConfig

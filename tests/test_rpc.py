@@ -21,6 +21,7 @@ import pytest
 import pyspec
 from pyspec import Engine
 from pyspec.config import EngineConfig
+from pyspec.errors import ModelError
 from pyspec.native import NativeEngine
 from tests.synthetic_models import Synthetic, synthetic  # noqa: F401
 
@@ -87,6 +88,24 @@ def test_a_hybrid_decodes_as_on_the_cpu(
         assert (engine.drafter.name == "none") == (layers < 0)
         assert (engine.plain_because is not None) == (layers < 0)
         assert engine.complete("def main(", max_tokens=30, temperature=0).tokens == expected
+
+
+@pytest.mark.parametrize(
+    "placed",
+    [{"tensor_split": (1.0, 3.0)}, {"tensor_split": (0.0, 1.0)}, {"split_mode": "none", "main_gpu": 1}],
+    ids=["shares", "second", "one"],
+)  # fmt: skip
+def test_devices_share_as_told(
+    remote: None, model: Path, plain: Engine, placed: dict[str, object]
+) -> None:
+    expected = plain.complete("def main(", max_tokens=8, temperature=0).tokens
+    with Engine(model, "none", n_ctx=256, n_threads=1, n_gpu_layers=-1, **placed) as engine:
+        assert engine.complete("def main(", max_tokens=8, temperature=0).tokens == expected
+
+
+def test_an_unknown_device_is_refused(remote: None, model: Path) -> None:
+    with pytest.raises(ModelError, match="main_gpu: 9"):
+        Engine(model, "none", n_ctx=256, n_gpu_layers=-1, split_mode="none", main_gpu=9)
 
 
 @pytest.mark.parametrize("layers", [-1, 2])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyspec.config import EngineConfig, SamplingConfig
+from pyspec.config import SPLIT_MODES, EngineConfig, SamplingConfig
 from pyspec.errors import ArgumentError, TreeError
 from pyspec.native.binding import Handle, Progress, check, ffi, last_failure, lib, text
 from pyspec.native.sampler import NativeSampler
@@ -602,6 +602,9 @@ def _params(config: EngineConfig, n_ctx: int | None, max_nodes: int, mtp: bool) 
             "n_threads": config.n_threads,
             "n_threads_batch": config.n_threads,
             "n_gpu_layers": config.n_gpu_layers,
+            "split_mode": SPLIT_MODES.index(config.split_mode),
+            "main_gpu": config.main_gpu,
+            "tensor_split": config.tensor_split,
             "flash_attn": flash_attn,
             "type_k": CACHE_TYPES[config.cache_type_k],
             "type_v": CACHE_TYPES[config.cache_type_v],

@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x5ea0f928
+#define PYSPEC_ABI 0x3eea1999
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,6 +59,9 @@ typedef struct {
     int32_t  n_threads;       // <= 0: number of physical cores
     int32_t  n_threads_batch; // <= 0: as n_threads
     int32_t  n_gpu_layers;    // < 0: all
+    int32_t  split_mode;      // llama_split_mode: 0 one device, 1 by layers, 2 by rows
+    int32_t  main_gpu;        // the device of split mode 0
+    float    tensor_split[16]; // share of each device; all 0: by free memory
     int32_t  flash_attn;      // -1 auto, 0 off, 1 on
     int32_t  type_k;          // ggml_type of the K cache, -1 = F16
     int32_t  type_v;          // ggml_type of the V cache, -1 = F16

@@ -82,6 +82,7 @@ pyspec_engine_params pyspec_engine_default_params(void) {
     p.n_seq_max    = 1;
     p.max_nodes    = 16;
     p.n_gpu_layers = -1;
+    p.split_mode   = LLAMA_SPLIT_MODE_LAYER;
     p.flash_attn   = -1;
     p.type_k       = -1;
     p.type_v       = -1;

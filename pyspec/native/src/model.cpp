@@ -5,9 +5,11 @@
 
 #include "llama-model.h" // private: layer kinds and state sizes have no public accessor
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -93,8 +95,17 @@ std::shared_ptr<Model> Model::load(const char * path, const pyspec_engine_params
         bool     given_up;
     } watch{ progress, user, false };
 
+    const float * shares     = params.tensor_split;
+    const size_t  max_shares = std::size(params.tensor_split);
+    if (llama_max_devices() > max_shares) {
+        fail(PYSPEC_ERR_MODEL, "llama.cpp was built for %zu devices; pyspec knows %zu", llama_max_devices(), max_shares);
+    }
+
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers       = params.n_gpu_layers;
+    model_params.split_mode         = (llama_split_mode) params.split_mode;
+    model_params.main_gpu           = params.main_gpu;
+    model_params.tensor_split       = std::any_of(shares, shares + max_shares, [](float x) { return x > 0; }) ? shares : nullptr;
     model_params.load_mode          = load_mode(params.use_mmap, params.use_mlock);
     model_params.load_mtp           = params.mtp;
     model_params.progress_callback_user_data = &watch;
