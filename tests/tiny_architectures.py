@@ -14,7 +14,7 @@ import gguf
 from synthetic_model import Tensor, write_file, write_vocabulary
 
 LAYERS, EMBD, FF, HEADS, HEAD_DIM, VOCAB = 4, 256, 512, 4, 64, 1024
-WINDOW = 24  # of the sliding layers: every text of the tests is longer
+WINDOW = 9  # of the sliding layers; texts and accepted paths are longer
 EXPERTS, EXPERTS_USED, EXPERT_FF = 8, 2, 128
 INNER = HEADS * HEAD_DIM
 KV_RANK, ROPE, NOPE = 64, 32, 32
