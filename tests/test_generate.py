@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 import pyspec
-from pyspec import ArgumentError, ContextError, DraftConfig, DraftError, Engine, SamplerError
+from pyspec import (
+    ArgumentError,
+    ContextError,
+    DraftConfig,
+    DraftError,
+    Engine,
+    SamplerError,
+    SamplingConfig,
+)
 from pyspec.errors import ModelError, StateError, TemplateError
 from tests.conftest import OpenEngine
 
@@ -171,3 +179,60 @@ def test_orchestration_is_cheap(mtp: Engine) -> None:
     """Python between native calls: far below a millisecond a step even on a busy machine."""
     stats = mtp.complete("import ", max_tokens=120, temperature=0, ignore_end=True).stats
     assert stats.stage_ms["other"] / stats.steps < 1.0
+
+
+# ---- what one request may change ----
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        pytest.param({}, 3, id="as-the-engine"),
+        pytest.param({"draft": "auto"}, 3, id="auto"),
+        pytest.param({"draft": "none"}, 0, id="none"),
+        pytest.param({"draft_nodes": 2}, 1, id="two-nodes"),
+        pytest.param({"draft_nodes": 64}, 3, id="more-than-the-engine"),
+    ],
+)
+def test_a_request_may_draft_less_than_the_engine(mtp: Engine, options: dict, most: int) -> None:
+    sampling = SamplingConfig(temperature=0)
+    sequence = mtp.begin("import os\n", max_tokens=30, sampling=sampling, **options)
+    try:
+        while not mtp.prefill(sequence, limit=1):
+            pass
+        while sequence.finish_reason is None:
+            mtp.step([sequence])
+        assert len(sequence.stats.drafted_by_depth) == most
+        expected = mtp.complete("import os\n", max_tokens=30, temperature=0)
+        assert sequence.text.text == expected.text
+    finally:
+        mtp.end(sequence)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"draft": "elf"}, "draft is 'elf', must be one of none, mtp, auto", id="name"),
+        pytest.param({"draft_nodes": 0}, "draft_nodes is 0", id="no-nodes"),
+        pytest.param({"draft_nodes": 65}, "draft_nodes is 65", id="many-nodes"),
+    ],
+)
+def test_a_request_cannot_draft_otherwise(mtp: Engine, options: dict, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        mtp.begin("a", **options)
+
+
+def test_logprobs_are_recorded_for_emitted_tokens(mtp: Engine) -> None:
+    sampling = SamplingConfig(seed=3)
+    sequence = mtp.begin("import os\n", max_tokens=30, sampling=sampling, top_logprobs=2)
+    try:
+        while not mtp.prefill(sequence):
+            pass
+        while sequence.finish_reason is None:
+            mtp.step([sequence])
+        assert [entry.token for entry in sequence.logprobs] == sequence.output
+        for entry in sequence.logprobs:
+            (_, best), (_, second) = entry.top
+            assert 0 >= best >= second and best >= entry.logprob
+    finally:
+        mtp.end(sequence)
