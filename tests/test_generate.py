@@ -203,10 +203,10 @@ def test_a_request_may_draft_less_than_the_engine(mtp: Engine, options: dict, mo
         while sequence.finish_reason is None:
             mtp.step([sequence])
         assert len(sequence.stats.drafted_by_depth) == most
-        expected = mtp.complete("import os\n", max_tokens=30, temperature=0)
-        assert sequence.text.text == expected.text
     finally:
         mtp.end(sequence)
+    expected = mtp.complete("import os\n", max_tokens=30, temperature=0)
+    assert sequence.text.text == expected.text
 
 
 @pytest.mark.parametrize(
