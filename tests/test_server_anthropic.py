@@ -195,6 +195,7 @@ def test_deadline_and_unknown_paths(client: Any) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
         create(client, extra_body={**PLAIN, "timeout": 0.001}, max_tokens=900)
     assert caught.value.status_code == 408
+    assert caught.value.response.headers["x-should-retry"] == "false"
     assert caught.value.body["error"]["type"] == "timeout_error"
     with pytest.raises(anthropic.NotFoundError):
         client.post("/v1/messages/nowhere", body={}, cast_to=object)

@@ -101,6 +101,8 @@ def respond(request: Request, found: Problem) -> Response:
     """The answer that tells a problem."""
     anthropic = request.url.path.startswith(ANTHROPIC_PATH)
     headers = {} if found.retry_after is None else {"Retry-After": str(found.retry_after)}
+    if found.status == 408:  # clients would send the request again, and wait as long
+        headers["x-should-retry"] = "false"
     body = found.anthropic() if anthropic else found.openai()
     return JSONResponse(body, found.status, headers)
 
