@@ -335,6 +335,7 @@ def schema_of(schema: Any) -> dict[str, Any]:
         pytest.param("chat", {"functions": [{}]}, "use tools", id="functions"),
         pytest.param("chat", {"modalities": ["audio"]}, "modalities", id="modalities"),
         pytest.param("chat", {"stop": ["a"] * 17}, "stop", id="stops"),
+        pytest.param("chat", {"stop": ["a", ""]}, "stop.1: String should have", id="empty-stop"),
         pytest.param("chat", {"n": 17}, "n: ", id="choices"),
         pytest.param("chat", {"tool_choice": "required"}, "no tools", id="no-tools"),
         pytest.param("chat", {"draft": "elf"}, "draft is 'elf'", id="draft"),
@@ -380,3 +381,9 @@ def test_bodies_must_be_json(client: Any, content: bytes) -> None:
     )
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_without_its_type_is_told_so(client: Any) -> None:
+    answer = client._client.post("/completions", content=b'{"prompt": "a"}')
+    assert answer.status_code == 400
+    assert "Content-Type application/json" in answer.json()["error"]["message"]

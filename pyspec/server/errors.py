@@ -116,9 +116,10 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        param = _param(first["loc"])
-        message = str(first["msg"])
+        found = _most_telling(error)
+        param, message = _param(found["loc"]), str(found["msg"])
+        if param is None and "json" not in request.headers.get("content-type", ""):
+            message = "the body must be JSON, and Content-Type application/json"
         return respond(request, Problem(400, f"{param}: {message}" if param else message, param))
 
     @app.exception_handler(HTTPException)
@@ -134,6 +135,13 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def broken(request: Request, error: Exception) -> Response:
         return respond(request, problem(error))
+
+
+def _most_telling(error: RequestValidationError) -> dict[str, Any]:
+    """Of the errors of the first wrong field, the one that a branch of a union got furthest with."""
+    errors = list(error.errors())
+    field = errors[0]["loc"][:2]
+    return max((one for one in errors if one["loc"][:2] == field), key=lambda one: len(one["loc"]))
 
 
 def _param(place: tuple[str | int, ...]) -> str | None:
