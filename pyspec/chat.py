@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyspec.errors import TemplateError
+
+_MOST_KNOWN = 1 << 14  # messages whose ends are remembered
+
+
+class ChatPrompt(str):
+    """A rendered chat that knows where its messages end.
+
+    Attributes:
+        message_ends: For every message that has an end of its own, the bytes of UTF-8 up to it, and
+            whether it is the assistant's.
+    """
+
+    message_ends: list[tuple[int, bool]]
+
+    def __new__(cls, text: str, message_ends: Sequence[tuple[int, bool]] = ()) -> ChatPrompt:
+        prompt = super().__new__(cls, text)
+        prompt.message_ends = list(message_ends)
+        return prompt
 
 
 class ChatTemplate:
@@ -41,6 +61,41 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"chat template does not parse: {error}") from None
+        self._known: dict[bytes, _Known | None] = {}
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> ChatPrompt:
+        """`render`, with the places where a later chat may go on from this one.
+
+        A message ends where rendering the messages up to it gives a beginning of the whole prompt.
+
+        Raises:
+            TemplateError: As `render`.
+        """
+        text = self.render(messages, **variables)
+        data = text.encode()
+        ends: list[tuple[int, bool]] = []
+        seen = hashlib.blake2b(json.dumps(variables, sort_keys=True, default=repr).encode())
+        for count, message in enumerate(messages, 1):
+            seen.update(json.dumps(message, default=repr).encode())
+            known = self._rendered(seen.digest(), messages[:count], variables)
+            if known is not None and hashlib.blake2b(data[: known.size]).digest() == known.digest:
+                ends.append((known.size, message.get("role") == "assistant"))
+        return ChatPrompt(text, ends)
+
+    def _rendered(
+        self, key: bytes, messages: Sequence[Mapping[str, Any]], variables: dict[str, Any]
+    ) -> _Known | None:
+        """Size and digest of what messages alone render to; remembered, as chats grow."""
+        with suppress(KeyError):  # another thread may clear it
+            return self._known[key]
+        found = None
+        with suppress(TemplateError):  # not every beginning of a chat is one
+            data = self.render(messages, **variables | {"add_generation_prompt": False}).encode()
+            found = _Known(len(data), hashlib.blake2b(data).digest())
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = found
+        return found
 
     def render(
         self,
@@ -66,6 +121,13 @@ class ChatTemplate:
             raise TemplateError(f"chat template: {error}") from None
         except Exception as error:  # a template can fail in any way Python code can
             raise TemplateError(f"chat template: {type(error).__name__}: {error}") from None
+
+
+class _Known(NamedTuple):
+    """Bytes of a rendered text, and its digest."""
+
+    size: int
+    digest: bytes
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -55,6 +55,10 @@ class EngineConfig:
         use_mmap: Map the file instead of reading it.
         use_mlock: Keep the weights in RAM.
         offload_kqv: Keep the attention cache on the GPU when layers are there.
+        cache_ram: Most bytes of checkpoints that prompts with a common beginning share; 0 reads
+            every prompt from its start; None takes a quarter of the free memory.
+        cache_dir: A directory in which checkpoints survive a restart, or None.
+        cache_disk: Most bytes in it; None takes a quarter of the free disk space.
         verbose: Let llama.cpp log to stderr.
     """
 
@@ -73,6 +77,9 @@ class EngineConfig:
     use_mmap: bool = True
     use_mlock: bool = False
     offload_kqv: bool = True
+    cache_ram: int | None = 0
+    cache_dir: str | None = None
+    cache_disk: int | None = None
     verbose: bool = False
 
     def __post_init__(self) -> None:
@@ -94,6 +101,9 @@ class EngineConfig:
             or (len(self.tensor_split) <= 16 and min(self.tensor_split) >= 0 < sum(self.tensor_split) < 1e9),
             "tensor_split", self.tensor_split, "at most 16 shares of 0 or more, not all of them 0",
         )  # fmt: skip
+        for name in ("cache_ram", "cache_disk"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, name, value, "0 or more bytes")
         for name in ("cache_type_k", "cache_type_v"):
             value = getattr(self, name)
             _require(value in _CACHE_TYPES, name, value, "one of " + ", ".join(_CACHE_TYPES))

@@ -104,6 +104,10 @@ class Controller(Drafter):
         self._steps = 0
         self._tokens = 0
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(source.name for source in self.sources)
+
     # ---- a step ----
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:

@@ -41,10 +41,12 @@ class Turn(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """What one step added to one sequence."""
+    """What one step added to one sequence, and the tree that it came from."""
 
     sequence: Sequence
     text: str
+    tree: DraftTree
+    path: AcceptedPath
 
 
 class Decoder:
@@ -53,11 +55,11 @@ class Decoder:
     def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
         self.drafter = drafter
         self.verifier = verifier
-        self._clock = StepClock()
+        self.clock = StepClock()
 
     def step(self, sequences: Many[Sequence]) -> list[Emission]:
         """One step for every sequence at once; each emits at least one token, or fails alone."""
-        with self._clock as clock:
+        with self.clock as clock:
             with clock.stage("draft"):
                 trees = self._propose(sequences)
             with clock.stage("verify"):
@@ -117,4 +119,4 @@ class Decoder:
 
     def _emit(self, turns: list[Turn]) -> list[Emission]:
         self.drafter.observe([Outcome(turn.sequence.slot, turn.tree, turn.path) for turn in turns])
-        return [Emission(turn.sequence, turn.sequence.emit(turn.tree, turn.path)) for turn in turns]
+        return [Emission(turn[0], turn[0].emit(*turn[1:]), *turn[1:]) for turn in turns]

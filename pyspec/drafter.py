@@ -99,6 +99,11 @@ class Drafter(ABC):
         self.config = config
         self.limits = self.limits_of(config)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the drafters that it is made of."""
+        return frozenset((self.name,))
+
     @classmethod
     def missing(cls, file: ModelFile, config: DraftConfig) -> str | None:
         """What is lacking for this drafter, or None when it can be used on `file`."""

@@ -15,12 +15,17 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pyspec.chat import ChatTemplate
+from pyspec._libs import use_patched_libraries
+from pyspec._version import __version__
+from pyspec.chat import ChatPrompt, ChatTemplate
 from pyspec.config import DEFAULT_CTX, MAX_NODES, DraftConfig, EngineConfig, SamplingConfig
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve, Tuning, choose_threads, curve_of, measure
@@ -29,10 +34,13 @@ from pyspec.drafter import Drafter, PlainDecoding
 from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
 from pyspec.model_file import ModelFile, resolve_model
 from pyspec.native import NativeEngine, NativeInfo
+from pyspec.prefill import BLOCK, PrefillPlan, Segment
+from pyspec.prefix_cache import PrefixCache, Slots, free_share
+from pyspec.prefix_store import PrefixStore, model_digest
 from pyspec.registry import AUTO, choose
 from pyspec.sampling import resolve
 from pyspec.sequence import FinishReason, Sequence
-from pyspec.stats import Stats
+from pyspec.stats import Stats, StepClock
 from pyspec.text import TextStream, split_incomplete
 from pyspec.verifier import Verifier
 
@@ -40,6 +48,8 @@ _log = logging.getLogger("pyspec")
 
 Prompt = str | bytes | Many[int]
 """Text, bytes (which may end in the middle of a character), or token ids."""
+
+_CACHE_TYPE_NAMES = ("cache_type_k", "cache_type_v", "offload_kqv")
 
 Progress = Callable[[float], bool | None]
 """Called with the fraction done; returning False gives up."""
@@ -114,18 +124,18 @@ class Engine:
             self.draft = drafter.configured(self.file, self.draft)
         tree_nodes = max(drafter.max_nodes(self.draft) for drafter in drafters)
         self.max_nodes = max(min_nodes, tree_nodes)
-        native: dict[str, Any] = {
+        self._native_options: dict[str, Any] = {
             "n_ctx": context_of(self.config, self.file),
             "max_nodes": self.max_nodes,
             "mtp": any(drafter.uses_mtp for drafter in drafters),
         }
         if share is None:
             self.native = NativeEngine.open(
-                self.file.path, self.config, progress=progress, **native
+                self.file.path, self.config, progress=progress, **self._native_options
             )
         else:
             model_of = share if isinstance(share, int) else share.native
-            self.native = NativeEngine.attach(model_of, self.config, **native)
+            self.native = NativeEngine.attach(model_of, self.config, **self._native_options)
         self.plain_because = _why_plain(self.native.info)
         if self.plain_because:
             if drafters != [PlainDecoding]:
@@ -138,8 +148,10 @@ class Engine:
             self.native.close()
             raise
         self._decoder = Decoder(self.drafter, Verifier(self.native, self.max_nodes))
-        self._free = list(range(self.config.n_slots))[::-1]
+        self.cache = self._open_cache()
+        self._slots = Slots(self.native, self.config.n_slots, self.drafter.forget, self.cache)
         self._pieces: dict[int, bytes] = {}
+        self._whole_pieces: dict[int, bytes] = {}
 
     def _open_drafter(self, drafters: list[type[Drafter]], max_nodes: int) -> Drafter:
         """The drafter itself where limits are fixed, else a controller over all of them."""
@@ -210,14 +222,20 @@ class Engine:
         ignore_end: bool = False,
         sampling: SamplingConfig | None = None,
         special: bool = True,
+        segments: Many[Segment] | None = None,
         draft: str | None = None,
         draft_nodes: int | None = None,
         top_logprobs: int | None = None,
     ) -> Sequence:
         """Takes a free slot for a request; `prefill` and `step` it, and give it back with `end`.
 
+        With a prefix cache, the longest beginning of the prompt that is known is not read again
+        (`Sequence.prefilled`); the text is the same to the byte.
+
         Args:
             special: Read special tokens in a text prompt as such, as llama.cpp does.
+            segments: Parts of the prompt at whose ends later prompts may part from this one; None
+                takes the messages of a rendered chat.
             draft: ``"none"`` decodes this request plainly; None drafts as the engine does.
             draft_nodes: Most nodes of this request's trees, the root included; the engine's own
                 limit holds beside it.
@@ -230,15 +248,19 @@ class Engine:
         tokens, pending = self._tokens_of(prompt, special)
         if len(tokens) > self.n_ctx:
             raise ContextError(f"prompt has {len(tokens)} tokens, context holds {self.n_ctx}")
-        if not self._free:
+        if not self._slots:
             raise StateError(f"all {self.config.n_slots} slots are taken, end a sequence first")
         resolved = resolve(sampling or SamplingConfig())
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         text = TextStream(self.piece, stops, pending)
         sampler = self.native.sampler(resolved)
         sampler.accept_prompt(tokens)
+        if segments is None:
+            segments = self.segments(prompt, tokens) if isinstance(prompt, ChatPrompt) else ()
+        plan = PrefillPlan.of(len(tokens) - 1, segments, self._block)
+        slot, held = self._slots.take(tokens, plan)
         return Sequence(
-            slot=self._free.pop(),
+            slot=slot,
             tokens=tokens,
             prompt_length=len(tokens),
             sampler=sampler,
@@ -250,35 +272,49 @@ class Engine:
             stats=Stats(
                 self.drafter.name,
                 prompt_tokens=len(tokens),
+                cached_tokens=held,
                 rollback_bytes=self.native.info.bytes_rollback,
             ),
-            draft=draft,
+            draft=None if draft == self.drafter.name else draft,
             draft_nodes=draft_nodes,
             top_logprobs=top_logprobs,
+            prefilled=held,
+            plan=plan,
         )
 
     def prefill(self, sequence: Sequence, limit: int | None = None) -> bool:
-        """Processes the next batch of a prompt; True when all of it is in the target.
+        """Processes the next passes of a prompt; True when all of it is in the target.
 
         The last prompt token is left out: it is the root of the first tree.
 
         Args:
             sequence: A sequence whose prompt is not read yet.
-            limit: Most tokens to process; None for the engine's batch.
+            limit: Tokens after which it is enough; None for the engine's batch. A pass is never
+                cut, since that could change how it rounds.
         """
-        end = len(sequence.tokens) - 1
-        size = min(limit or self.config.n_batch, self.config.n_batch)
-        chunk = sequence.tokens[sequence.prefilled : min(end, sequence.prefilled + size)]
-        if chunk:
-            began = time.perf_counter()
-            self.native.prefill(sequence.slot, chunk)
-            sequence.stats.prompt_ms += 1e3 * (time.perf_counter() - began)
-            sequence.prefilled += len(chunk)
-        return sequence.prefilled == end
+        plan, began = sequence.plan, time.perf_counter()
+        if not sequence.begun:
+            self._begin_reading(sequence)
+        enough = sequence.prefilled + (limit or self.config.n_batch)
+        while sequence.prefilled < min(plan.length, enough):
+            end = plan.next_end(sequence.prefilled)
+            with self._intact([sequence]):
+                self.native.prefill(sequence.slot, sequence.tokens[sequence.prefilled : end])
+            sequence.prefilled = end
+            if end in plan.stops:
+                self._slots.keep(sequence.slot, sequence.tokens, plan, end)
+        sequence.stats.prompt_ms += 1e3 * (time.perf_counter() - began)
+        return sequence.prefilled == plan.length
 
     def step(self, sequences: Many[Sequence]) -> list[Emission]:
         """One speculative step for every sequence at once; see `pyspec.decoder`."""
-        return self._decoder.step(sequences)
+        with self._intact(sequences):
+            return self._decoder.step(sequences)
+
+    @property
+    def clock(self) -> StepClock:
+        """Wall time of the last step by stage."""
+        return self._decoder.clock
 
     def end(self, sequence: Sequence) -> None:
         """Gives a sequence's slot back, whatever became of it."""
@@ -286,9 +322,85 @@ class Engine:
             sequence.finish_reason = FinishReason.ABORTED
         if not self.native.closed:
             self.drafter.forget(sequence.slot)
-            self.native.reset(sequence.slot)
+            good = sequence.intact and sequence.finish_reason is not FinishReason.ERROR
+            self._slots.give_back(sequence.slot, sequence.tokens, sequence.plan if good else None)
         sequence.sampler.close()
-        self._free.append(sequence.slot)
+
+    def _begin_reading(self, sequence: Sequence) -> None:
+        tokens, plan = sequence.tokens, sequence.plan
+        cached = self._slots.catch_up(sequence.slot, tokens, plan, sequence.prefilled)
+        sequence.begun = True
+        sequence.prefilled = sequence.stats.cached_tokens = cached
+
+    @contextmanager
+    def _intact(self, sequences: Many[Sequence]) -> Iterator[None]:
+        """Marks sequences whose state a failed call may have left half written."""
+        try:
+            yield
+        except BaseException:
+            for sequence in sequences:
+                sequence.intact = False
+            raise
+
+    # ---- prefixes ----
+
+    def _whole_piece(self, token: int) -> bytes:
+        """The bytes of a token, of a special one its name."""
+        found = self._whole_pieces.get(token)
+        if found is None:
+            found = self.native.token_to_piece(token, special=True)
+            self._whole_pieces[token] = found
+        return found
+
+    @cached_property
+    def _block(self) -> int:
+        """Tokens of a whole pass."""
+        return min(self.config.n_batch, self.config.n_ubatch, BLOCK)
+
+    def _open_cache(self) -> PrefixCache | None:
+        config = self.config
+        if config.cache_ram == 0 and config.cache_dir is None:
+            return None
+        limit = free_share() if config.cache_ram is None else config.cache_ram
+        store = None
+        if config.cache_dir is not None:
+            directory = Path(config.cache_dir)
+            identity = self._identity(model_digest(self.file.path, directory))
+            store = PrefixStore(directory, identity, config.cache_disk)
+        return PrefixCache(limit, store)
+
+    def _identity(self, model: str) -> dict[str, Any]:
+        """All that the bytes of a saved sequence depend on."""
+        names = ("n_slots", "n_batch", "n_ubatch", "n_gpu_layers", "flash_attn")
+        llama_cpp = use_patched_libraries()
+        return {
+            "model": model,
+            "pyspec": __version__,
+            "system": llama_cpp.llama_print_system_info().decode(),
+            "mtp": self._native_options["mtp"],
+            "drafter": self.draft.model,
+            **{name: getattr(self.config, name) for name in (*names, *_CACHE_TYPE_NAMES)},
+        }
+
+    def segments(self, prompt: ChatPrompt, tokens: Many[int]) -> list[Segment]:
+        """Where in `tokens`, those of `prompt`, its messages end, as far as tokens end there.
+
+        Asks for the text of every token, so the thread that decodes should call it.
+        """
+        if self.cache is None:
+            return []
+        pieces = [self._whole_piece(token) for token in tokens]
+        text = prompt.encode()
+        if b"".join(pieces[1:]) == text:  # the tokenizer has put something before the text
+            pieces[0] = b""
+        elif b"".join(pieces) != text:
+            return []
+        lengths = {size: n for n, size in enumerate(accumulate(map(len, pieces)), 1)}
+        return [
+            Segment(lengths[end], generated)
+            for end, generated in prompt.message_ends
+            if end in lengths
+        ]
 
     # ---- text ----
 
@@ -344,7 +456,7 @@ class Engine:
         return tokens or [self._start_token()], pending
 
     def _check_draft(self, draft: str | None, nodes: int | None) -> None:
-        able = (PlainDecoding.name, self.drafter.name, AUTO)
+        able = (PlainDecoding.name, self.drafter.name, *self.drafter.names, AUTO)
         if draft is not None and draft not in able:
             raise ArgumentError(
                 f"draft is {draft!r}, must be one of {', '.join(dict.fromkeys(able))}: "
@@ -382,6 +494,8 @@ class Engine:
 
     def close(self) -> None:
         """Frees the model. Safe to call twice."""
+        if not self.native.closed:
+            self._slots.close()
         self.drafter.close()
         self.native.close()
 

@@ -11,12 +11,16 @@ from pyspec.accept import AcceptedPath
 from pyspec.drafter import DraftContext, PlainDecoding
 from pyspec.errors import PyspecError
 from pyspec.logprobs import TokenLogprob
+from pyspec.prefill import PrefillPlan
 from pyspec.stats import Stats
 from pyspec.text import TextStream
 from pyspec.tree import DraftTree
 
 if TYPE_CHECKING:
     from pyspec.native import NativeSampler
+
+
+_ALL = (None, "auto")  # what stands for all drafters of the engine
 
 
 class FinishReason(StrEnum):
@@ -54,6 +58,9 @@ class Sequence:
         draft_nodes: Most nodes of its trees, where it asks for less than the engine allows.
         top_logprobs: Runners-up to record with every token's log-probability; None records nothing.
         logprobs: One entry per generated token when recorded.
+        plan: In which passes it reads them.
+        begun: Whether reading has begun, or what is known of the prompt was looked up.
+        intact: False once a failed call may have damaged the target's state.
     """
 
     slot: int
@@ -73,6 +80,9 @@ class Sequence:
     draft_nodes: int | None = None
     top_logprobs: int | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    plan: PrefillPlan = field(default_factory=lambda: PrefillPlan(0))
+    begun: bool = False
+    intact: bool = True
 
     @property
     def output(self) -> list[int]:
@@ -90,7 +100,8 @@ class Sequence:
         free = self.room - len(self.tokens) + 1
         asked = 1 if self.draft == PlainDecoding.name else self.draft_nodes or max_nodes
         nodes = min(max_nodes, asked, free)
-        return DraftContext(self.slot, self.tokens, nodes, self.remaining - 1)
+        only = None if self.draft in _ALL else frozenset((self.draft,))
+        return DraftContext(self.slot, self.tokens, nodes, self.remaining - 1, only=only)
 
     def cut(self, path: AcceptedPath) -> AcceptedPath:
         """`path` up to the first end token or stop string, within the limit on tokens."""

@@ -64,6 +64,7 @@ class Stats:
     Attributes:
         draft: Name of the drafter.
         prompt_tokens: Tokens of the prompt.
+        cached_tokens: How many of them were not read again, but taken from an earlier request.
         generated: Tokens emitted; an end-of-generation token is not one of them.
         steps: Verify passes of the target.
         drafted: Draft nodes verified, roots not counted.
@@ -78,6 +79,7 @@ class Stats:
 
     draft: str = "none"
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated: int = 0
     steps: int = 0
     drafted: int = 0
@@ -126,8 +128,12 @@ class Stats:
 
     @property
     def prompt_tps(self) -> float:
-        """Prompt tokens per second."""
-        return 1e3 * self.prompt_tokens / self.prompt_ms if self.prompt_ms else 0.0
+        """Prompt tokens read per second."""
+        return (
+            1e3 * (self.prompt_tokens - self.cached_tokens) / self.prompt_ms
+            if self.prompt_ms
+            else 0.0
+        )
 
     @property
     def decode_tps(self) -> float:
@@ -144,6 +150,7 @@ class Stats:
         return {
             "draft": self.draft,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "generated": self.generated,
             "steps": self.steps,
             "drafted": self.drafted,

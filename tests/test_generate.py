@@ -194,8 +194,10 @@ def test_orchestration_is_cheap(mtp: Engine) -> None:
         pytest.param({"draft_nodes": 64}, 3, id="more-than-the-engine"),
     ],
 )
-def test_a_request_may_draft_less_than_the_engine(mtp: Engine, options: dict, most: int) -> None:
-    sampling = SamplingConfig(temperature=0)
+def test_a_request_may_draft_less_than_the_engine(
+    open_engine: OpenEngine, options: dict, most: int
+) -> None:
+    mtp, sampling = open_engine("mtp", depth=3), SamplingConfig(temperature=0)
     sequence = mtp.begin("import os\n", max_tokens=30, sampling=sampling, **options)
     try:
         while not mtp.prefill(sequence, limit=1):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from pyspec import Engine
 from pyspec.chat import ChatTemplate
 from tests.conftest import OpenEngine
-from tests.serving import serve
+from tests.servers import serve
 from tests.test_server_tools import CLOCK, QWEN35, WEATHER
 
 anthropic = pytest.importorskip("anthropic")
@@ -184,6 +185,42 @@ def test_errors_have_anthropics_shape(client: Any, options: Any, words: str) -> 
     assert set(caught.value.body) == {"type", "error"}
     error = caught.value.body["error"]
     assert error["type"] == "invalid_request_error" and words in error["message"], error
+
+
+def test_a_second_turn_reads_only_what_is_new(open_engine: OpenEngine) -> None:
+    """In both APIs, with tools and a system text in front, and across them."""
+    engine = open_engine("mtp", n_slots=2, n_ctx=1024, cache_ram=1 << 28)
+    question = {"role": "user", "content": "Say hello. " * 20}
+    with (
+        serve(engine) as url,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        options = {"system": "Be kind.", "tools": TOOLS}
+        first = create(client, messages=[question], **options)
+        assert first.usage.cache_read_input_tokens == 0
+        answer = {"role": "assistant", "content": first.content[0].text}
+        turns = [question, answer, {"role": "user", "content": "Again!"}]
+        second = create(client, messages=turns, **options)
+        old = first.usage.input_tokens
+        assert second.usage.cache_read_input_tokens >= old - 64
+        found = httpx.post(
+            f"{url}/v1/chat/completions",
+            json={
+                "messages": [{"role": "system", "content": "Be kind."}, *turns],
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {**tool, "parameters": tool["input_schema"]},
+                    }
+                    for tool in TOOLS
+                ],
+                "max_tokens": 20,
+                **PLAIN,
+            },
+            timeout=60,
+        ).json()
+        assert found["choices"][0]["message"]["content"] == second.content[0].text
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= old
 
 
 def test_models(client: Any) -> None:

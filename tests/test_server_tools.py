@@ -26,7 +26,7 @@ from pyspec.server.output import (
 from pyspec.server.service import Conversation, chat_prompt
 from pyspec.server.tools import CallGrammar, Tool, Toolbox
 from tests.conftest import OpenEngine
-from tests.serving import serve
+from tests.servers import serve
 
 openai = pytest.importorskip("openai")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pyspec import Engine, SamplingConfig, StateError
+from pyspec.prefill import BLOCK
 from pyspec.server.worker import (
     PREFILL_CHUNK,
     DeadlineError,
@@ -105,7 +106,7 @@ def test_long_prompts_do_not_stall_running_streams(engine: Engine, log: list[Any
     chunks = [(i, *entry[1]) for i, entry in enumerate(log) if entry[0] == "prefill"]
     joining = [chunk for chunk in chunks if chunk[1] != first_slot(log)]
     assert len(joining) > 4
-    assert all(size <= PREFILL_CHUNK for _, _, size in joining)
+    assert all(size <= max(PREFILL_CHUNK, BLOCK) for _, _, size in joining)
     both = joining[1 : 2 * (len(joining) // 2) - 1]
     assert all(a[1] != b[1] for a, b in itertools.pairwise(both)), "prompts take turns"
     for (i, *_), (j, *_) in itertools.pairwise(joining):

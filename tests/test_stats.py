@@ -47,6 +47,7 @@ def test_json_object() -> None:
     assert list(found) == [
         "draft",
         "prompt_tokens",
+        "cached_tokens",
         "generated",
         "steps",
         "drafted",

@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 from typing import Any
 
 import click
 
 from pyspec.cli import console, options
+from pyspec.cli.groups import SIZE, GroupedCommand, config_option, human
 from pyspec.errors import ArgumentError
 from pyspec.generate import Engine
+from pyspec.info import report as report_of
 from pyspec.model_file import DEMO
 from pyspec.server.app import create_app
+from pyspec.server.security import SecurityConfig
 from pyspec.server.shutdown import SECONDS, GracefulServer
 
+SECURITY = SecurityConfig()
 
-@click.command()
+
+GROUPS = {
+    "Model": ("ctx", "threads", "gpu-layers"),
+    "Speculation": (
+        "draft",
+        "draft-model",
+        "draft-depth",
+        "draft-top-k",
+        "draft-width",
+        "draft-nodes",
+        "draft-head-rows",
+    ),
+    "Serving": ("host", "port", "slots", "queue", "timeout", "shutdown-seconds"),
+    "Prompts that begin alike": ("cache-ram", "cache-dir", "cache-disk"),
+    "Safety": ("api-key", "cors", "max-body", "max-json-depth", "max-stops", "max-choices"),
+    "General": ("config", "verbose", "help"),
+}
+
+EPILOG = """Every option can also be set by an environment variable, --draft-top-k by
+PYSPEC_DRAFT_TOP_K, and by --config. The command line comes first, then the environment, then the
+file."""
+
+
+@click.command(cls=GroupedCommand, groups=GROUPS, epilog=EPILOG)
 @options.model_argument
+@config_option
 @click.option(
     "--host", default="127.0.0.1", show_default=True, metavar="H", help="Address to bind."
 )
@@ -33,7 +62,7 @@ from pyspec.server.shutdown import SECONDS, GracefulServer
     "--slots",
     "n_slots",
     type=int,
-    default=1,
+    default=4,
     show_default=True,
     metavar="N",
     help="Requests decoded at the same time; more wait in line.",
@@ -53,17 +82,100 @@ from pyspec.server.shutdown import SECONDS, GracefulServer
     metavar="S",
     help="Seconds that running answers may take to end when the server is stopped.",
 )
+@click.option(
+    "--queue",
+    "max_waiting",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Requests that may wait in line; more are refused.",
+)
+@click.option(
+    "--cache-ram",
+    type=SIZE,
+    default=None,
+    metavar="SIZE",
+    help="Memory for states that later prompts go on from, as 2G; 0 keeps none.  "
+    "[default: a quarter of the free memory]",
+)
+@click.option(
+    "--cache-dir",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="DIR",
+    help="Keep these states in DIR, too, so that they survive a restart.",
+)
+@click.option(
+    "--cache-disk",
+    type=SIZE,
+    default=None,
+    metavar="SIZE",
+    help="Most bytes in DIR.  [default: a quarter of the free disk]",
+)
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    help="Ask clients for this key; may be given several times.",
+)
+@click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin use the server, as https://example.org; * lets all.",
+)
+@click.option(
+    "--max-body",
+    type=SIZE,
+    default=SECURITY.max_body,
+    show_default="16M",
+    metavar="SIZE",
+    help="Longest request body.",
+)
+@click.option(
+    "--max-json-depth",
+    "max_depth",
+    type=int,
+    default=SECURITY.max_depth,
+    show_default=True,
+    metavar="N",
+    help="Deepest JSON of a request, schemas included.",
+)
+@click.option(
+    "--max-stops",
+    type=int,
+    default=SECURITY.max_stops,
+    show_default=True,
+    metavar="N",
+    help="Most stop strings of a request.",
+)
+@click.option(
+    "--max-choices",
+    type=int,
+    default=SECURITY.max_choices,
+    show_default=True,
+    metavar="N",
+    help="Most choices or prompts of a request.",
+)
 @options.draft_options
 @options.engine_options
 def serve(
     model: str,
     host: str,
     port: int,
+    max_waiting: int,
     timeout: float | None,
     shutdown_seconds: float,
     **values: Any,
 ) -> None:
-    """Serve a model over the OpenAI and Anthropic APIs."""
+    """Serve a model over the OpenAI and Anthropic APIs, with a chat page at /.
+
+    The page also shows live what speculation does. Prompts that begin like an earlier one are not
+    read again from their start.
+    """
+    security = SecurityConfig(**options.take(SecurityConfig, values))
     config, draft = options.take_engine(values), options.take_draft(values)
     with _bind(host, port) as listener:  # before the model is loaded: a taken port shows at once
         with console.progress("Loading") as report:
@@ -71,16 +183,29 @@ def serve(
         with engine:
             name = DEMO if model == DEMO else engine.file.path.stem
             server = GracefulServer(
-                create_app(engine, name, timeout=timeout),
+                create_app(engine, name, max_waiting, security, timeout),
                 shutdown_seconds,
                 log_level="info" if config.verbose else "warning",
             )
-            address = listener.getsockname()
-            click.echo(
-                f"Serving {name} on http://{_url_host(address[0])}:{address[1]} "
-                f"(draft {engine.drafter.name}, {config.n_slots} slots of {engine.n_ctx} tokens)"
-            )
+            click.echo(_greeting(engine, name, listener.getsockname()))
+            # uvicorn raises the signal that ended it once more; what is left to save must be saved.
+            signal.signal(signal.SIGTERM, lambda *_: None)
             server.run(sockets=[listener])
+
+
+def _greeting(engine: Engine, name: str, address: tuple[Any, ...]) -> str:
+    """One line: address, model, draft sources, slots, memory."""
+    memory = report_of(engine).memory
+    slots = engine.config.n_slots
+    used = memory["weights"] + memory["compute"] + slots * memory["per_slot"]
+    cache = (
+        f", up to {human(engine.cache.limit)} of checkpoints" if engine.cache is not None else ""
+    )
+    return (
+        f"Serving {name} on http://{_url_host(address[0])}:{address[1]} "
+        f"(draft {engine.drafter.name}, {slots} {'slot' if slots == 1 else 'slots'} of "
+        f"{engine.n_ctx} tokens, {human(used)}{cache})"
+    )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -16,14 +16,21 @@ from starlette.exceptions import HTTPException
 
 from pyspec._version import __version__
 from pyspec.generate import Engine
-from pyspec.server import anthropic, embeddings, openai_chat, responses, tokens
+from pyspec.server import anthropic, embeddings, openai_chat, page, responses, tokens
 from pyspec.server.errors import ERRORS, handle_errors
+from pyspec.server.security import SecurityConfig
+from pyspec.server.security import install as install_security
 from pyspec.server.service import Service
+from pyspec.server.telemetry import Telemetry
 from pyspec.server.worker import Worker
 
 
 def create_app(
-    engine: Engine, model_name: str, max_waiting: int = 256, timeout: float | None = None
+    engine: Engine,
+    model_name: str,
+    max_waiting: int = 256,
+    security: SecurityConfig | None = None,
+    timeout: float | None = None,
 ) -> FastAPI:
     """The application that serves `engine` under `model_name`.
 
@@ -33,10 +40,12 @@ def create_app(
         engine: Decodes.
         model_name: What clients call the model.
         max_waiting: Most choices in line; requests past that get 503.
+        security: Who may ask, and how much.
         timeout: Seconds that a request may take when it does not say itself; None for no limit.
     """
     worker = Worker(engine, max_waiting)
     service = Service(worker, model_name, timeout)
+    telemetry = Telemetry(worker)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -44,6 +53,7 @@ def create_app(
         try:
             yield
         finally:
+            telemetry.close()
             await asyncio.to_thread(worker.stop)
             service.close()
 
@@ -54,6 +64,9 @@ def create_app(
     _add_facts(app, service)
     for api in (openai_chat, responses, anthropic, embeddings, tokens):
         app.include_router(api.router(service))
+    page.install(app)
+    install_security(app, security or SecurityConfig())
+    telemetry.install(app)
     return app
 
 

@@ -11,11 +11,11 @@ from pyspec.config import MAX_NODES, SamplingConfig
 from pyspec.errors import ArgumentError
 from pyspec.server.service import Options
 
-MAX_STOPS = 16
-"""Most stop strings of a request."""
+MAX_STOPS = 256
+"""Most stop strings of a request; `security` allows fewer."""
 
-MAX_CHOICES = 16
-"""Most choices of a request (``n``)."""
+MAX_CHOICES = 128
+"""Most choices of a request (``n``); `security` allows fewer."""
 
 MAX_PROMPTS = 256
 """Most prompts of a completion request."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from pyspec.chat import ChatPrompt
 from pyspec.config import SamplingConfig
 from pyspec.errors import ArgumentError, ContextError
 from pyspec.generate import Engine
@@ -77,11 +78,13 @@ class Prompt:
         tokens: Its token ids.
         grammar: GBNF that the answer must follow, or None.
         parser: Makes the parser of an answer.
+        chat: The rendered chat that it is of, or None.
     """
 
     tokens: list[int]
     grammar: str | None = None
     parser: Callable[[], OutputParser] = OutputParser
+    chat: ChatPrompt | None = None
 
 
 @dataclass(slots=True)
@@ -189,6 +192,7 @@ class Answer:
                 self._jobs.append(
                     Job(
                         prompt=prompt.tokens,
+                        chat=prompt.chat,
                         sampling=_sampling(options.sampling, prompt.grammar, choice),
                         max_tokens=options.max_tokens,
                         stop=options.stop,
@@ -309,8 +313,8 @@ def chat_prompt(engine: Engine, conversation: Conversation) -> Prompt:
     messages, tools = conversation.messages, [tool.for_template() for tool in toolbox.shown]
     if not re.search(r"\btools\b", template.source):
         messages, tools = without_tools(messages, toolbox.shown), []
-    text = template.render(messages, tools=tools or None, **conversation.variables)
-    text += conversation.opening
+    chat = template.prompt(messages, tools=tools or None, **conversation.variables)
+    text = ChatPrompt(chat + conversation.opening, chat.message_ends)
     thinking = text.rstrip().endswith(THINK)
     grammar = None
     if toolbox.mode == "required" or conversation.schema is not None:
@@ -325,7 +329,7 @@ def chat_prompt(engine: Engine, conversation: Conversation) -> Prompt:
             parallel=toolbox.parallel,
         )
 
-    return Prompt(_fitting(engine, engine.tokenize(text)), grammar, parser)
+    return Prompt(_fitting(engine, engine.tokenize(text)), grammar, parser, text)
 
 
 def plain_prompt(engine: Engine, prompt: str | Sequence[int]) -> Prompt:

@@ -14,18 +14,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pyspec.chat import ChatPrompt
 from pyspec.config import SamplingConfig
+from pyspec.decoder import Emission
 from pyspec.errors import PyspecError, StateError
 from pyspec.generate import Engine
 from pyspec.logprobs import TokenLogprob
+from pyspec.prefill import Segment
 from pyspec.sequence import Sequence as Request
+from pyspec.server.security import REQUEST_ID
 
 log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 128
-"""Prompt tokens read between two steps while others are being decoded."""
+"""Prompt tokens after which it is enough between two steps while others are being decoded."""
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -89,6 +93,7 @@ class Job:
 
     Attributes:
         prompt: Token ids.
+        chat: The rendered chat that they are of, or None.
         sampling: How to draw.
         max_tokens: Most tokens, or None.
         stop: Stop strings.
@@ -98,10 +103,12 @@ class Job:
         top_logprobs: As for `Engine.begin`.
         deadline: The `time.monotonic` at which it fails, or None.
         send: Takes its events.
+        request_id: What the client calls its request.
     """
 
     prompt: Sequence[int]
     sampling: SamplingConfig
+    chat: ChatPrompt | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
@@ -110,6 +117,7 @@ class Job:
     top_logprobs: int | None = None
     deadline: float | None = None
     send: Send = lambda _: None
+    request_id: str = field(default_factory=REQUEST_ID.get)
     cancelled: bool = False
     sequence: Request | None = None
     sent_tokens: int = 0
@@ -190,6 +198,8 @@ class Worker:
         self.engine = engine
         self.max_waiting = max_waiting
         self.names: dict[int, bytes] = {}  # of tokens that log-probabilities were sent of
+        self.on_step: Callable[[list[tuple[Job, Emission]]], None] = lambda _: None
+        self.on_end: Callable[[Job], None] = lambda _: None
         self._waiting = Line()
         self._running: list[Job] = []
         self._joining: deque[Job] = deque()
@@ -302,6 +312,7 @@ class Worker:
                     draft=job.draft,
                     draft_nodes=job.draft_nodes,
                     top_logprobs=job.top_logprobs,
+                    segments=self._segments(job),
                 )
             except Exception as error:  # whatever a request does, the others go on
                 job.send(Failed(error))
@@ -309,6 +320,9 @@ class Worker:
                 self._running.append(job)
                 self._joining.append(job)
                 job.send(Started(job.sequence.prompt_length))
+
+    def _segments(self, job: Job) -> list[Segment] | None:
+        return None if job.chat is None else self.engine.segments(job.chat, job.prompt)
 
     def _prefill(self) -> None:
         """Reads one chunk of one prompt; joining jobs take turns."""
@@ -343,6 +357,7 @@ class Worker:
             emissions = []
             for sequence in sequences:
                 sequence.fail(error)
+        self.on_step([(jobs[id(emission.sequence)], emission) for emission in emissions])
         for emission in emissions:
             self._tell(jobs[id(emission.sequence)], emission.text)
         for job in jobs.values():
@@ -380,6 +395,7 @@ class Worker:
                     sequence.prompt_length,
                     sequence.stats.generated,
                     sequence.text.stopped_by,
+                    sequence.stats.cached_tokens,
                 )
             )
 
@@ -388,6 +404,7 @@ class Worker:
         if job in self._joining:
             self._joining.remove(job)
         self.engine.end(_sequence(job))
+        self.on_end(job)
 
     def _end_all(self, error: Exception) -> None:
         with self._wake:

@@ -31,6 +31,7 @@ Dflash::Dflash(const char * path, const Model & target_model, const pyspec_engin
                llama_context * target_ctx, uint32_t n_ctx, int32_t n_threads, int32_t n_threads_batch,
                const ThreadPool & threads, ggml_abort_callback abort, void * abort_data)
     : name(path ? path : ""), target(target_ctx) {
+    const LogScope log; // every step of it is logged
     try {
         open_model(path, params);
         read_facts(target_model);
