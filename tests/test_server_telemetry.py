@@ -95,6 +95,18 @@ def test_metrics_count_what_happened(engine: Engine) -> None:
     assert found[("pyspec_draft_steps_total", *labels)] == 2 * stats.drafted_by_depth[0]
 
 
+def test_the_document_has_no_answer_without_an_end(engine: Engine) -> None:
+    """Tools that call everything in the OpenAPI document must come back."""
+
+    async def talk() -> dict:
+        async with serving(engine) as client:
+            return (await client.get("/openapi.json")).json()
+
+    paths = asyncio.run(talk())["paths"]
+    assert {"/metrics", "/v1/speculation"} <= set(paths)
+    assert "/v1/speculation/stream" not in paths
+
+
 def test_two_applications_do_not_share_counters(engine: Engine) -> None:
     async def steps() -> float:
         async with serving(engine) as client:

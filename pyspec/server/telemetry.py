@@ -219,7 +219,7 @@ class Telemetry:
             """How speculation goes: per slot and in total, the last trees, speed."""
             return self.speculation.snapshot()
 
-        @router.get("/v1/speculation/stream", response_class=EventSourceResponse)
+        @router.get("/v1/speculation/stream", include_in_schema=False)  # it has no end
         async def stream() -> EventSourceResponse:
             """Server-sent events: one per step and request, with tokens by source and the tree.
 
