@@ -183,8 +183,8 @@ def test_markup_is_text(browser: Any, server: Running) -> None:
 
 @browser_only
 def test_stop_and_errors(browser: Any, server: Running) -> None:
-    enter(browser, server, max_tokens=4000, temperature=2)
-    say(browser, "x = [")
+    enter(browser, server, max_tokens=3000)
+    say(browser, "def main():")
     wait(browser, lambda b: len("".join(texts(b, ".assistant .text"))) > 20)
     find(browser, "#stop").click()
     wait(browser, lambda b: find(b, "#status").text in ("Stopped.", "The answer is complete."))
