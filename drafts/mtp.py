@@ -74,9 +74,10 @@ class MtpDrafter(Drafter):
             width=self._width,
             min_prob=min(context.min_prob for context in able),
         )
-        ms = 1e3 * (time.perf_counter() - began) / int(drafts.levels.max())
-        self.pass_ms = follow(self.pass_ms, ms)
-        rows = iter(zip(*(array.tolist() for array in drafts), strict=True))
+        ms = 1e3 * (time.perf_counter() - began)
+        levels, *arrays = (array.tolist() for array in drafts)
+        self.pass_ms = follow(self.pass_ms, ms / max(levels))
+        rows = iter(zip(levels, *arrays, strict=True))
         return [
             _tree(context, depth, *next(rows)) if depth else DraftTree.root(context.root)
             for context, depth in zip(contexts, depths, strict=True)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyspec.calibration import Calibration, Key, key_of
-from pyspec.cost import COLUMNS, CostCurve, follow
+from pyspec.cost import COLUMNS, CostCurve
 from pyspec.drafter import DraftContext, Drafter, Outcome, StepCost
 from pyspec.tree import DraftTree, TreeBuilder
 
@@ -35,10 +35,13 @@ PLAIN: Plan = frozenset()
 
 _FADE = 0.96  # of a plan's memory, per step that used it
 _TRUST = 6.0  # steps that what all requests have taught counts for in a new one
-_BURST = 3  # steps of a trial; the first one is slow, it makes up for what was left out
-_FIRST_TRY = 8  # steps until a slower plan is tried again
-_LAST_TRY = 128  # the same, when it was slower every time
+_HOLD = 4  # steps that a decision stands
+_TRIAL = 5  # steps of a trial
+_COLD = 1  # steps after a change that say nothing of a plan's cost
+_FIRST_TRY = 24  # steps until a slower plan is tried again
+_LAST_TRY = 192  # the same, when it was slower every time
 _RATE_FADE = 0.97
+_COST_FADE = 0.92
 
 
 @dataclass(slots=True)
@@ -98,8 +101,8 @@ class Controller(Drafter):
             source.warm_up()
         self._proposals: dict[int, Proposal] = {}
         self._plan = PLAIN
-        self._last = PLAIN  # the plan of the step before
-        self._burst = 0  # steps that a trial goes on
+        self._age = 0  # steps that it has been used without a break
+        self._hold = 0  # steps that it stays for certain
         self._sequences = 0
         self._steps = 0
         self._tokens = 0
@@ -113,14 +116,18 @@ class Controller(Drafter):
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         self._steps += 1
         self._sequences = len(contexts)
-        self._last, self._plan = self._plan, self._choose_plan(contexts)
+        plan = self._choose_plan(contexts)
+        self._age = self._age + 1 if plan == self._plan else 0
+        self._plan = plan
+        self._proposals = {}
+        if plan == PLAIN:
+            return [DraftTree.root(context.root) for context in contexts]
         proposals = self._ask(contexts, self._plan)
         values = [
             self._value(context.slot, proposal)
             for context, proposal in zip(contexts, proposals, strict=True)
         ]
         size = self._choose_size(values)
-        self._proposals = {}
         trees = []
         for context, proposal, value in zip(contexts, proposals, values, strict=True):
             kept = _most_valuable(proposal.builder, value, min(size, context.max_nodes))
@@ -130,10 +137,9 @@ class Controller(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        self._tokens = 0
-        for outcome in outcomes:
+        self._tokens = sum(len(outcome.path.tokens) for outcome in outcomes)
+        for outcome in outcomes if self._plan != PLAIN else ():
             tokens = len(outcome.path.tokens)
-            self._tokens += tokens
             self._all[self._plan].add(tokens)
             own = self._own.setdefault(outcome.slot, {})
             own.setdefault(self._plan, Memory()).add(tokens)
@@ -150,9 +156,10 @@ class Controller(Drafter):
         if known is None:
             rest = min(cost.rest_ms, self.curve.ms(cost.columns))
             self._trials[self._plan].costs[self._sequences] = [cost.draft_ms, rest]
-        elif self._plan == self._last:  # not the first one of a trial, which makes up leeway
-            known[0] = follow(known[0], cost.draft_ms)
-            known[1] = follow(known[1], cost.rest_ms)
+        elif self._age >= _COLD:  # caches are warm again, and what was left out is made up
+            # The mean, of trees of all sizes; but what takes far longer was delayed from outside.
+            known[0] = _mix(known[0], min(cost.draft_ms, 2 * known[0] + 0.1), _COST_FADE)
+            known[1] = _mix(known[1], min(cost.rest_ms, 2 * known[1]), _COST_FADE)
         if self._tokens:
             rate = self._tokens / ms
             self._rate = rate if self._steps == 1 else _mix(self._rate, rate, _RATE_FADE)
@@ -173,10 +180,10 @@ class Controller(Drafter):
     # ---- plan ----
 
     def _choose_plan(self, contexts: Sequence[DraftContext]) -> Plan:
-        """The fastest plan, unless another one is due to be tried, or is being tried."""
+        """The fastest plan, or one that is due to be tried; either is kept for some steps."""
         allowed = self._allowed(contexts)
-        if self._burst > 0 and self._plan in allowed:
-            self._burst -= 1
+        if self._hold > 0 and self._plan in allowed:
+            self._hold -= 1
             return self._plan
         speeds = {plan: self._speed(plan, contexts) for plan in allowed}
         fastest = max(allowed, key=lambda plan: speeds[plan])
@@ -188,8 +195,9 @@ class Controller(Drafter):
             elif speeds[plan] == math.inf or self._steps >= trial.due:
                 trial.interval = min(2 * trial.interval, _LAST_TRY)
                 trial.due = self._steps + trial.interval
-                self._burst = _BURST - 1
+                self._hold = _TRIAL - 1
                 return plan
+        self._hold = _HOLD - 1
         return fastest
 
     def _allowed(self, contexts: Sequence[DraftContext]) -> list[Plan]:

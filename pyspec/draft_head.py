@@ -30,12 +30,12 @@ ROWS = 32768
 WORTHWHILE = 2 * ROWS
 """Vocabularies up to this size are read whole."""
 
-RESERVE = 8192
+RESERVE = 2048
 """Rows kept free for tokens that texts bring."""
 
 _MATRICES = ("output.weight", "token_embd.weight")  # the second one where they are tied
 
-SCRIPT_ROWS = 2048
+SCRIPT_ROWS = 1024
 """Tokens of a script that are added when it is first seen."""
 
 

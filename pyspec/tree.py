@@ -19,6 +19,13 @@ from pyspec.errors import TreeError
 _NO_SOURCE: frozenset[str] = frozenset()
 
 
+_ROOT_PARENTS = np.array([-1], np.int32)
+_ROOT_DEPTHS = np.zeros(1, np.int32)
+_ROOT_LOG_PROBS = np.zeros(1, np.float32)
+for _array in (_ROOT_PARENTS, _ROOT_DEPTHS, _ROOT_LOG_PROBS):
+    _array.flags.writeable = False  # all trees of one node share them
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftTree:
     """A draft tree of n nodes.
@@ -57,7 +64,14 @@ class DraftTree:
     @classmethod
     def root(cls, token: int) -> DraftTree:
         """The tree of one node: nothing is drafted, the step is plain decoding."""
-        return cls.chain([token])
+        tree = object.__new__(cls)
+        put = object.__setattr__
+        put(tree, "tokens", np.array((token,), np.int32))
+        put(tree, "parents", _ROOT_PARENTS)
+        put(tree, "depths", _ROOT_DEPTHS)
+        put(tree, "log_probs", _ROOT_LOG_PROBS)
+        put(tree, "sources", ())
+        return tree
 
     @classmethod
     def chain(
@@ -125,7 +139,7 @@ class DraftTree:
     @property
     def max_depth(self) -> int:
         """Depth of the deepest node; 0 when nothing is drafted."""
-        return int(self.depths.max())
+        return max(self.depths.tolist())
 
     @property
     def is_chain(self) -> bool:

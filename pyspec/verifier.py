@@ -67,8 +67,10 @@ class Verifier:
             stop_at_end: End the walk at an end-of-generation token.
         """
         nodes, bonus = self._native.accept(sampler, slot, min(max_tokens, len(tree)), stop_at_end)
-        drafts = tree.tokens[nodes[1:]].tolist() if len(nodes) > 1 else []
-        return AcceptedPath(tuple(nodes), (*drafts, bonus))
+        if len(nodes) == 1:
+            return AcceptedPath((0,), (bonus,))
+        tokens = tree.tokens.tolist()
+        return AcceptedPath(tuple(nodes), (*(tokens[node] for node in nodes[1:]), bonus))
 
     def commit(self, slots: Sequence[int], paths: Sequence[AcceptedPath]) -> None:
         """Moves every sequence along its accepted path; only now does any state change."""

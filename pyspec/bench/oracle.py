@@ -6,6 +6,7 @@ nothing that would be accepted. For `bench` alone; there is no way to ask `serve
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -53,20 +54,32 @@ class OracleDrafter(Drafter):
             self._cost.warm_up()
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        contexts = [
+            one._replace(max_depth=min(one.max_depth, self._depth(one))) for one in contexts
+        ]
         if self._cost is not None:
             self._cost.propose([context._replace(min_prob=0.0) for context in contexts])
         return [self._chain(context) for context in contexts]
 
+    def _depth(self, context: DraftContext) -> int:
+        """As deep as it pays, for a drafter that knows how often it is right."""
+        if context.min_prob <= 0:
+            return self.limits.depth
+        if not 0 < self.accept < 1:
+            return self.limits.depth if self.accept else 1
+        return min(self.limits.depth, 1 + int(math.log(context.min_prob) / math.log(self.accept)))
+
     def _chain(self, context: DraftContext) -> DraftTree:
         at = len(context.tokens)
         depth = min(self.limits.depth, context.depth, len(self.script) - at)
+        belief = math.log(min(max(self.accept, 1e-3), 0.999))
         tokens, log_probs = [context.root], [0.0]
         right = True
         for position in range(at, at + max(depth, 0)):
             right = right and random.Random(position * 7919 + 1).random() < self.accept
             token = self.script[position]
             tokens.append(token if right else (token + 1) % self.native.info.n_vocab)
-            log_probs.append(-0.2231)
+            log_probs.append(belief)
         return DraftTree.chain(tokens, log_probs)
 
     def forget(self, slot: int) -> None:
