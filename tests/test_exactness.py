@@ -31,7 +31,7 @@ PRODUCTS = [
 @pytest.mark.parametrize(("kind", "repack"), PRODUCTS)
 def test_products(kind: str, repack: bool) -> None:
     """The table says what this machine does."""
-    different = measure.mul_mat_differences(kind, repack, [2, 3, 4, 5, 8, 9, 16, 33, 64])
+    different = measure.mul_mat_differences(kind, repack, [2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64, 128])
     if is_exact(kind, SYSTEM):
         assert different == []
         assert measure.mul_mat_differences(kind, repack, [3, 17], threads=2, seed=1) == []

@@ -29,8 +29,8 @@ TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", 
          "IQ4_NL", "IQ4_XS", "MXFP4"]  # fmt: skip
 COLUMNS = [2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64]
 TIMED = [1, 2, 4, 8, 16, 32, 64]
-#: Rows by columns of the weights: widths that blocks of 32 and 256 divide, rows that 8 divides but not 16.
-SHAPES = [(520, 1024), (96, 3584)]
+#: Rows by columns of the weights: widths that blocks of 32 and 256 divide; 16 divides the rows, or only 8.
+SHAPES = [(520, 1024), (528, 1024), (96, 3584)]
 FEATURES = ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8", "neon", "dotprod",
             "matmul_int8", "sve", "llamafile"]  # fmt: skip
 
@@ -48,7 +48,7 @@ def inputs(rng: np.random.Generator, columns: int, width: int) -> np.ndarray:
 def can_repack(kind: str) -> bool:
     """Whether this processor repacks weights of a type."""
     with ggml.Op() as op:
-        weight = op.weight(kind, 256, 8)
+        weight = op.weight(kind, 256, 16)
         op.place_weights(ggml.repack_buffer_type())
         op.finish(ggml.mul_mat(op.ctx, weight, op.input("F32", 256, 1)))
         return op.supported()
@@ -59,7 +59,7 @@ def mul_mat_differences(
 ) -> list[int] | None:
     """The numbers of columns at which some column differs from itself alone; None: no such path."""
     rng = np.random.default_rng(seed)
-    different = set()
+    different, measured = set(), False
     for rows, width in SHAPES:
         data, x = weights(rng, kind, rows, width), inputs(rng, max(columns), width)
 
@@ -76,7 +76,8 @@ def mul_mat_differences(
         op, one = product(1)
         with op:
             if not op.supported():
-                return None
+                continue
+            measured = True
             alone = []
             for column in x:
                 op.set(one, column)
@@ -87,13 +88,13 @@ def mul_mat_differences(
                 op.set(many, x[:count])
                 if not np.array_equal(op.run().reshape(count, rows), alone[:count]):
                     different.add(count)
-    return sorted(different)
+    return sorted(different) if measured else None
 
 
 def mul_mat_id_differences(kind: str, repack: bool, columns: list[int]) -> list[int] | None:
     """As `mul_mat_differences` for a mixture of 8 experts, 2 of which serve a column."""
     rng = np.random.default_rng(0)
-    experts, used, rows, width = 8, 2, 104, 1024
+    experts, used, rows, width = 8, 2, 112, 1024
     data, x = weights(rng, kind, experts, rows, width), inputs(rng, max(columns), width)
     # Some experts are popular, so that they see many columns at once.
     share = np.array([8, 4, 2, 1, 1, 1, 1, 1]) / 19
