@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: Exact on x86-64 with AVX2 or AVX-512, repacked or not, up to 128 columns.
+#: Exact on x86-64 with AVX2 or AVX-512, repacked or not, up to 128 columns at least.
 _EXACT = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K",
           "IQ4_NL", "IQ4_XS", "MXFP4"}  # fmt: skip
 #: Multiplied by other code from four or eight columns on, which rounds differently.
