@@ -63,7 +63,8 @@ def test_mtp_logits_agree_with_the_training_code(mtp: Engine, vectors: dict[str,
     try:
         native.prefill(slot, tokens[:1])
         for position, token in enumerate(tokens[1:]):
-            drafts, scores = native.mtp_draft([slot], [token], 1, 4)
+            drafted = native.mtp_draft([slot], [token], 1, 4)
+            drafts, scores = drafted.tokens[:, 0], drafted.log_probs[:, 0]
             reference = expected[position][drafts[0, 0]]
             likely = reference > np.log(0.02)
             worst = max(worst, float(np.abs(scores[0, 0] - reference)[likely].max(initial=0)))

@@ -535,10 +535,11 @@ def test_the_shipped_drafter_is_of_the_demo_model(model: Path, target: Target) -
 
 
 def test_blocks_are_those_of_unpatched_llama_cpp(model: Path) -> None:
-    """Top-1 blocks of the shipped drafter: exactly unpatched llama.cpp's, and PyTorch's.
+    """Top-1 blocks of the shipped drafter: unpatched llama.cpp's, and PyTorch's.
 
     Scores of PyTorch differ by at most `torch_difference`, because llama.cpp rounds activations to
-    Q8_0. A first choice that is ahead by more than twice that must be the same.
+    Q8_0. A first choice that is ahead by more than twice that must be the same. So must ours, whose
+    products sum in another order, which changes what is rounded; nearly all others are, too.
     """
     from make_dflash_vectors import VECTORS, digest, llama_blocks
 
@@ -547,12 +548,15 @@ def test_blocks_are_those_of_unpatched_llama_cpp(model: Path) -> None:
     assert kept["target_sha256"] == digest(model), "run scripts/make_dflash_vectors.py again"
     assert kept["drafter_sha256"] == digest(drafter), "run scripts/make_dflash_vectors.py again"
     found = llama_blocks(model, drafter, kept["tokens"], [case["anchor"] for case in kept["cases"]])
-    clear = 0
+    clear = same = 0
     for case, block in zip(kept["cases"], found, strict=True):
-        assert block.argmax(1).tolist() == case["stock"], case["anchor"]
+        ours = block.argmax(1)
+        same += int((ours == np.array(case["stock"])).sum())
         ahead = np.array(case["gap"]) > 2 * kept["torch_difference"]
         assert np.array_equal(np.array(case["torch"])[ahead], np.array(case["stock"])[ahead])
+        assert np.array_equal(ours[ahead], np.array(case["stock"])[ahead]), case["anchor"]
         clear += int(ahead.sum())
+    assert same >= 0.98 * sum(len(case["stock"]) for case in kept["cases"])
     assert clear > 0.5 * sum(len(case["stock"]) for case in kept["cases"])
     spread = np.concatenate(found).std()
     assert kept["torch_difference"] <= ROUNDING * spread

@@ -512,7 +512,7 @@ def test_what_was_gained(model: Path, pair: Pair) -> None:
     pair.child(CODE_PROMPT, max_tokens=60, temperature=0)
     stats = pair.child.spec_stats
     assert "mtp" in stats.draft.split("+") and stats.generated == 60
-    assert stats.tokens_per_step > 2 and stats.steps < 30
+    assert stats.tokens_per_step > 1 and stats.steps < 60
     pair.child(CODE_PROMPT, max_tokens=1)
     assert pair.child.spec_stats.drafted == 0, "nothing is drafted that nobody asked for"
     assert set(stats.as_dict()["ms"]) >= {"draft", "verify", "sample", "commit"}
