@@ -189,6 +189,7 @@ def test_stop_and_errors(browser: Any, server: Running) -> None:
     find(browser, "#stop").click()
     wait(browser, lambda b: find(b, "#status").text in ("Stopped.", "The answer is complete."))
     wait(browser, lambda _: httpx.get(server.url + "/health").json()["running"] == 0)
+    wait(browser, lambda b: find(b, "#send").is_enabled())
     find(browser, "#clear").click()
     assert not texts(browser, ".message")
     set_value(browser, "temperature", -1)

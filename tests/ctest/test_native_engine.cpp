@@ -111,9 +111,11 @@ TEST(speculation_equals_plain_decoding) {
     CHECK_OK(pyspec_prefill(e, 1, prompt.data(), (int32_t) prompt.size() - 1));
     while ((int32_t) emitted.size() < n) {
         const int32_t depth = 1 + (int32_t) emitted.size() % 5, seq = 1;
-        int32_t       drafts[5 * 3];
+        int32_t       drafts[5 * 3], levels = 0, parents[5];
         float         log_probs[5 * 3];
-        CHECK_OK(pyspec_mtp_draft(e, 1, &seq, &root, depth, 3, drafts, log_probs));
+        const pyspec_mtp_drafts out = { depth, 1, 3, 0.0f, &levels, parents, drafts, log_probs };
+        CHECK_OK(pyspec_mtp_draft(e, 1, &seq, &root, &out));
+        CHECK(levels == depth && parents[0] == -1);
         std::vector<int32_t> tokens = { root };
         for (int32_t i = 0; i < depth; ++i) {
             tokens.push_back(drafts[i * 3]);
@@ -290,8 +292,17 @@ TEST(null_and_nonsense_are_refused) {
     CHECK_STATUS(pyspec_sample(e, s.get(), 0, 0, nullptr), PYSPEC_ERR_ARGUMENT, "token is NULL");
     CHECK_STATUS(pyspec_accept(e, s.get(), 0, 1, false, nullptr, &token, &token), PYSPEC_ERR_ARGUMENT, "path is NULL");
     CHECK_STATUS(pyspec_accept(e, s.get(), 0, 0, false, &token, &token, &token), PYSPEC_ERR_ARGUMENT, "max_path is 0");
-    CHECK_STATUS(pyspec_mtp_draft(e, 1, &token, nullptr, 1, 1, &token, &value), PYSPEC_ERR_ARGUMENT, "NULL");
-    CHECK_STATUS(pyspec_mtp_draft(nullptr, 1, &token, &token, 1, 1, &token, &value), PYSPEC_ERR_ARGUMENT, "engine is NULL");
+    const pyspec_mtp_drafts drafts = { 1, 1, 1, 0.0f, &token, &token, &token, &value };
+    CHECK_STATUS(pyspec_mtp_draft(e, 1, &token, nullptr, &drafts), PYSPEC_ERR_ARGUMENT, "NULL");
+    CHECK_STATUS(pyspec_mtp_draft(e, 1, &token, &token, nullptr), PYSPEC_ERR_ARGUMENT, "drafts is NULL");
+    CHECK_STATUS(pyspec_mtp_draft(nullptr, 1, &token, &token, &drafts), PYSPEC_ERR_ARGUMENT, "engine is NULL");
+    CHECK_STATUS(pyspec_dflash_open(e, nullptr, nullptr), PYSPEC_ERR_ARGUMENT, "empty");
+    CHECK_STATUS(pyspec_dflash_open(e, model_path, nullptr), PYSPEC_ERR_DRAFT, "no DFlash drafter");
+    CHECK_STATUS(pyspec_dflash_draft(e, 1, &token, &token, 1, 1, &token, &value, nullptr, nullptr), PYSPEC_ERR_DRAFT,
+                 "no DFlash drafter is open");
+    CHECK_STATUS(pyspec_draft_head_add(e, 1, &token, &value, 4), PYSPEC_ERR_STATE, "not trimmed");
+    CHECK_STATUS(pyspec_top(e, 0, 0, 0, &token, &value), PYSPEC_ERR_ARGUMENT, "top_k is 0");
+    CHECK_STATUS(pyspec_engine_set_threads(e, 0), PYSPEC_ERR_ARGUMENT, "0 threads");
 
     params.type_k = 4; // a type that was removed from ggml
     CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "type_k is 4");
