@@ -71,6 +71,9 @@ class Stats:
         accepted: Draft nodes accepted.
         drafted_by_depth: ``[d]``: steps whose tree reached depth d + 1.
         accepted_by_depth: ``[d]``: steps that accepted a node at depth d + 1.
+        drafted_by_source: Drafter to the number of nodes that it proposed, alone or with others.
+        accepted_by_source: The same of the accepted nodes.
+        trees: Number of nodes, root included, to the number of steps whose tree had so many.
         prompt_ms: Wall time of prompt processing.
         decode_ms: Wall time of all steps, streaming consumers not counted.
         ms: Wall time by stage.
@@ -86,6 +89,9 @@ class Stats:
     accepted: int = 0
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    drafted_by_source: dict[str, int] = field(default_factory=dict)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    trees: dict[int, int] = field(default_factory=dict)
     prompt_ms: float = 0.0
     decode_ms: float = 0.0
     ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -104,6 +110,22 @@ class Stats:
             self.drafted_by_depth[level] += 1
         for level in range(path.accepted):
             self.accepted_by_depth[level] += 1
+        self.trees[len(tree)] = self.trees.get(len(tree), 0) + 1
+        self._add_sources(tree, path)
+
+    def _add_sources(self, tree: DraftTree, path: AcceptedPath) -> None:
+        """Counts nodes by the drafters that proposed them; unnamed ones are the drafter's own."""
+        for counts, nodes in (
+            (self.drafted_by_source, range(1, len(tree))),
+            (self.accepted_by_source, path.nodes[1:]),
+        ):
+            if not tree.sources:
+                if nodes:
+                    counts[self.draft] = counts.get(self.draft, 0) + len(nodes)
+                continue
+            for node in nodes:
+                for name in tree.sources[node]:
+                    counts[name] = counts.get(name, 0) + 1
 
     def add_time(self, clock: StepClock) -> None:
         """Adds the wall time of one step."""
@@ -120,6 +142,14 @@ class Stats:
     def acceptance_by_depth(self) -> list[float]:
         """``[d]``: share of the steps with a draft at depth d + 1 that accepted one there."""
         return acceptance_by_depth(self.accepted_by_depth, self.drafted_by_depth)
+
+    @property
+    def acceptance_by_source(self) -> dict[str, float]:
+        """Drafter to the accepted share of the nodes that it proposed."""
+        return {
+            name: round(self.accepted_by_source.get(name, 0) / drafted, 4)
+            for name, drafted in sorted(self.drafted_by_source.items())
+        }
 
     @property
     def tokens_per_step(self) -> float:

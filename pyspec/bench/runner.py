@@ -1,4 +1,4 @@
-"""Alternating runs: every prompt is decoded plainly and with every drafter, in turn, several times.
+"""Runs a benchmark: opens what is compared, measures scenario after scenario, keeps what it has.
 
 Plain decoding is measured on an engine of its own, opened for trees of one node and without an MTP
 block, so it carries none of speculation's cost. All engines share the loaded weights.
@@ -6,214 +6,195 @@ block, so it carries none of speculation's cost. All engines share the loaded we
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
+from pyspec.bench import scenarios
+from pyspec.bench.contestants import Contestant, Own
+from pyspec.bench.figures import BenchResult
+from pyspec.bench.machine import machine
 from pyspec.bench.oracle import PREFIX, OracleDrafter, OracleMtpDrafter, parse
+from pyspec.bench.peers import PeerConfig, open_peers
+from pyspec.bench.prompts import BenchPrompt
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
 from pyspec.drafter import Drafter
-from pyspec.generate import Engine, GenerationResult, Progress
+from pyspec.errors import ArgumentError
+from pyspec.generate import Engine, context_of
 from pyspec.model_file import ModelFile, resolve_model
-from pyspec.registry import choose
-from pyspec.stats import acceptance_by_depth
+from pyspec.native import NativeEngine
+from pyspec.registry import choose, offers
 
 PLAIN = "none"
+SCENARIOS = ("decode", "prompt", "concurrency", "context", "cost", "memory", "layers")
+
+Progress = Callable[[str], AbstractContextManager[Callable[[float], object] | None]]
+"""Gives, for the name of what is measured, a context with a function that takes the fraction done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Median and extremes of a figure over all runs."""
-
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of `values`, rounded to four digits."""
-        return cls(*(round(pick(values), 4) for pick in (median, min, max)))
-
-
-@dataclass(frozen=True, slots=True)
-class DraftResult:
-    """One drafter's figures.
+class Sizes:
+    """How much the scenarios measure.
 
     Attributes:
-        draft: Its name.
-        decode_tps: Tokens per second of the single runs.
-        speedup: Ratio to plain decoding of the same prompt in the same round.
-        tokens_per_step: Tokens drawn per verify pass, over all runs.
-        acceptance_by_depth: Share of drafts accepted at depth 1, 2, ...
-        ms: Milliseconds per step, by stage.
+        max_tokens: Tokens a request generates.
+        repeat: Rounds over all prompts.
+        prompts: Lengths of prompts whose reading is timed.
+        sequences: Numbers of requests at once.
+        contexts: Lengths of prompts behind which decoding is timed.
+        nodes: Largest tree whose cost is measured.
     """
 
-    draft: str
-    decode_tps: Spread
-    speedup: Spread
-    tokens_per_step: float
-    acceptance_by_depth: list[float]
-    ms: dict[str, float]
+    max_tokens: int = 128
+    repeat: int = 3
+    prompts: tuple[int, ...] = (128, 512, 2048)
+    sequences: tuple[int, ...] = (1, 2, 4, 8)
+    contexts: tuple[int, ...] = (1024, 8192, 32768)
+    nodes: int = 32
 
 
-@dataclass(frozen=True, slots=True)
-class BenchResult:
-    """The object that ``pyspec bench --json`` writes.
+@dataclass(slots=True)
+class Bench:
+    """What all scenarios of a run share.
 
     Attributes:
-        model: Path of the model.
-        machine: Processor, number of cores, system.
-        results: Plain decoding first, then every drafter.
-        divergent: Drafter to the number of prompts whose tokens differ from plain decoding's.
+        file: The model.
+        drafts: What is compared, plain decoding first.
+        prompts: What is decoded, as token ids, with the names of their sets.
+        config: How engines are opened.
+        sampling: How tokens are drawn.
+        sizes: How much is measured.
+        peers: Peers beside pyspec.
+        owner: Holds the weights.
+        result: Filled by the scenarios.
     """
 
-    model: str
-    machine: dict[str, Any]
-    results: list[DraftResult]
-    divergent: dict[str, int]
+    file: ModelFile
+    drafts: list[DraftConfig]
+    prompts: list[tuple[list[int], str]]
+    config: EngineConfig
+    sampling: SamplingConfig
+    sizes: Sizes
+    peers: Sequence[PeerConfig]
+    owner: NativeEngine
+    result: BenchResult
+    filler: list[int] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON's view: `model`, `machine`, `results`."""
-        fields = asdict(self)
-        del fields["divergent"]
-        return fields
+    @contextmanager
+    def contestants(
+        self, *, n_ctx: int | None = None, n_slots: int = 1, peers: bool = True
+    ) -> Iterator[list[Contestant]]:
+        """Opens plain decoding, the drafters and the peers, in this order."""
+        with ExitStack() as stack:
+            found: list[Contestant] = []
+            config = replace(self.config, n_slots=n_slots, n_ctx=n_ctx or self.config.n_ctx)
+            for draft in self.drafts:
+                found.append(Own(stack.enter_context(self.engine(draft, config)), self.sampling))
+            if peers and self.peers:
+                found += stack.enter_context(
+                    open_peers(
+                        self.peers,
+                        self.file,
+                        next((draft for draft in self.drafts if draft.model), self.drafts[-1]),
+                        config,
+                        self.sampling,
+                        n_ctx=context_of(config, self.file),
+                        threads=found[0].threads,
+                    )
+                )
+            yield found
+
+    def engine(self, draft: DraftConfig, config: EngineConfig) -> Engine:
+        """An engine on the weights that are loaded."""
+        return Engine(
+            self.file.path,
+            draft,
+            config,
+            share=self.owner.model_address,
+            drafters=kinds(draft, self.file),
+        )
+
+    def text(self, length: int) -> list[int]:
+        """`length` tokens of the prompts, over and over."""
+        return (self.filler * (length // len(self.filler) + 1))[:length]
 
 
 def run(
     model: str,
     drafts: Sequence[DraftConfig],
-    prompts: Sequence[str],
+    prompts: Sequence[str | BenchPrompt],
     *,
-    max_tokens: int,
-    repeat: int,
     config: EngineConfig,
     sampling: SamplingConfig,
-    loading: Progress | None = None,
-    progress: Callable[[float], object] | None = None,
+    sizes: Sizes | None = None,
+    scenario: Sequence[str] = ("decode",),
+    peers: Sequence[PeerConfig] = (),
+    progress: Progress | None = None,
 ) -> BenchResult:
-    """Decodes all `prompts` with all `drafts` and plainly, `repeat` times, alternating.
+    """Measures the scenarios; Ctrl-C ends it, and what was measured so far is returned.
 
     Args:
+        model: Path of a file, or ``demo``.
+        drafts: What to compare with plain decoding.
+        prompts: Texts to decode.
         sampling: Must be greedy or carry a seed, so that every run decodes the same text.
-        loading: Called with the loaded fraction of the model.
-        progress: Called with the fraction of the runs done.
+        scenario: Names out of `SCENARIOS`.
+        progress: Shows how far each scenario is.
     """
-    with ExitStack() as stack:
-        engines = _open_all(stack, model, drafts, config, loading)
-        runs = _alternate(engines, prompts, max_tokens, repeat, sampling, progress)
-        names = [engine.drafter.name for engine in engines]
-        return BenchResult(
-            str(engines[0].file.path),
-            machine(),
-            [_summary(name, own, runs[0]) for name, own in zip(names, runs, strict=True)],
-            {
-                name: sum(a.tokens != b.tokens for a, b in zip(own, runs[0], strict=True)) // repeat
-                for name, own in zip(names[1:], runs[1:], strict=True)
-            },
-        )
-
-
-def _open_all(
-    stack: ExitStack,
-    model: str,
-    drafts: Sequence[DraftConfig],
-    config: EngineConfig,
-    loading: Progress | None,
-) -> list[Engine]:
-    """An engine for plain decoding, then one per drafter, all on the same weights."""
-    file = ModelFile.read(resolve_model(model))
-    baseline = DraftConfig(PLAIN)
-    drafters = {draft: _kinds(draft, file) for draft in (baseline, *drafts)}
-    # The first one opened loads the weights, so it must be one that needs the MTP block's, too.
-    order = sorted(drafters, key=lambda draft: not any(one.uses_mtp for one in drafters[draft]))
-    opened: dict[DraftConfig, Engine] = {}
-    for draft in order:
-        if draft is baseline or draft.name != PLAIN:
-            owner = next(iter(opened.values()), None)
-            engine = Engine(
-                model, draft, config, progress=loading, share=owner, drafters=drafters[draft]
+    sizes = sizes or Sizes()
+    for name in scenario:
+        if name not in SCENARIOS:
+            raise ArgumentError(
+                f"no scenario is called {name!r}, there are: {', '.join(SCENARIOS)}"
             )
-            opened[draft] = stack.enter_context(engine)
-    return [opened[draft] for draft in drafters if draft in opened]
+    file = ModelFile.read(resolve_model(model))
+    wanted = [DraftConfig(PLAIN), *(draft for draft in drafts if draft.name != PLAIN)]
+    wanted = list(dict.fromkeys(wanted))
+    uses_mtp = any(kind.uses_mtp for draft in wanted for kind in kinds(draft, file))
+    result = BenchResult(str(file.path), machine())
+    show = progress or (lambda name: nullcontext())
+    with ExitStack() as stack:
+        with show("loading") as report:
+            owner = stack.enter_context(
+                NativeEngine.open(
+                    file.path, config, n_ctx=64, max_nodes=1, mtp=uses_mtp, progress=report
+                )
+            )
+        texts = [
+            prompt if isinstance(prompt, BenchPrompt) else BenchPrompt(prompt, "")
+            for prompt in prompts
+        ]
+        tokens = [(_tokens(owner, prompt), prompt.group) for prompt in texts]
+        bench = Bench(file, wanted, tokens, config, sampling, sizes, peers, owner, result)
+        bench.filler = [token for prompt, _ in tokens for token in prompt] or [0]
+        result.settings = {
+            "prompts": len(tokens),
+            "sets": list(dict.fromkeys(group for _, group in tokens if group)),
+            "max_tokens": sizes.max_tokens,
+            "rounds": sizes.repeat,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+        }
+        try:
+            for name in scenario:
+                with show(name) as report:
+                    getattr(scenarios, name)(bench, report or _ignore)
+        except KeyboardInterrupt:
+            result.interrupted = True
+    return result
 
 
-def _kinds(draft: DraftConfig, file: ModelFile) -> list[type[Drafter]]:
+def kinds(draft: DraftConfig, file: ModelFile) -> list[type[Drafter]]:
+    """The drafters that a name stands for; those that only a benchmark has, too."""
     if draft.name.startswith(PREFIX):
         return [OracleMtpDrafter if parse(draft.name)[1] else OracleDrafter]
     return choose(draft, file)
 
 
-def _alternate(
-    engines: Sequence[Engine],
-    prompts: Sequence[str],
-    max_tokens: int,
-    repeat: int,
-    sampling: SamplingConfig,
-    progress: Callable[[float], object] | None,
-) -> list[list[GenerationResult]]:
-    """For every engine its results, in the same order of rounds and prompts."""
-    runs: list[list[GenerationResult]] = [[] for _ in engines]
-
-    def decode(engine: Engine, prompt: str, tokens: int) -> GenerationResult:
-        result = engine.complete(prompt, max_tokens=tokens, ignore_end=True, sampling=sampling)
-        if engine is engines[0]:
-            recorded[prompt] = engine.tokenize(prompt) + result.tokens
-        return result
-
-    recorded: dict[str, list[int]] = {}
-    oracles = [
-        (engine, oracle)
-        for engine in engines
-        for oracle in getattr(engine.drafter, "sources", [engine.drafter])
-        if isinstance(oracle, OracleDrafter)
-    ]
-
-    for engine in engines:  # warm caches and clocks, not measured
-        decode(engine, prompts[0], min(max_tokens, 32))
-    total, done = repeat * len(prompts) * len(engines), 0
-    for _ in range(repeat):
-        for prompt in prompts:
-            for own, engine in zip(runs, engines, strict=True):
-                for one, oracle in oracles:
-                    if one is engine:
-                        oracle.record(recorded[prompt])
-                own.append(decode(engine, prompt, max_tokens))
-                done += 1
-                if progress is not None:
-                    progress(done / total)
-    return runs
-
-
-def _summary(name: str, own: list[GenerationResult], plain: list[GenerationResult]) -> DraftResult:
-    stats = [result.stats for result in own]
-    steps = sum(one.steps for one in stats)
-    depth = max(len(one.drafted_by_depth) for one in stats)
-    drafted, accepted = [0] * depth, [0] * depth
-    for one in stats:
-        for level, (tried, hit) in enumerate(
-            zip(one.drafted_by_depth, one.accepted_by_depth, strict=True)
-        ):
-            drafted[level] += tried
-            accepted[level] += hit
-    stages = stats[0].stage_ms
-    return DraftResult(
-        draft=name,
-        decode_tps=Spread.of([one.decode_tps for one in stats]),
-        speedup=Spread.of(
-            [
-                mine.decode_tps / other.stats.decode_tps
-                for mine, other in zip(stats, plain, strict=True)
-            ]
-        ),
-        tokens_per_step=round(1 + sum(one.accepted for one in stats) / steps, 4),
-        acceptance_by_depth=acceptance_by_depth(accepted, drafted),
-        ms={stage: round(sum(one.stage_ms[stage] for one in stats) / steps, 4) for stage in stages},
-    )
+def every_draft(file: ModelFile, base: DraftConfig) -> list[DraftConfig]:
+    """Each drafter that the file can feed on its own, and all together."""
+    able = [one.name for one in offers(file, base) if one.missing is None and one.name != PLAIN]
+    return [replace(base, name=name) for name in (*able, "auto")]
 
 
 def fixed_seed(sampling: SamplingConfig) -> SamplingConfig:
@@ -221,16 +202,13 @@ def fixed_seed(sampling: SamplingConfig) -> SamplingConfig:
     return sampling if sampling.seed is not None else replace(sampling, seed=0)
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform(terse=True)}
+def _tokens(owner: NativeEngine, prompt: BenchPrompt) -> list[int]:
+    if not isinstance(prompt.text, str):
+        return list(prompt.text)
+    return owner.tokenize(prompt.text, add_special=True, parse_special=True) or [
+        max(owner.info.token_bos, 0)
+    ]
 
 
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def _ignore(done: float) -> None:
+    pass
