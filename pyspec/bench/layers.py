@@ -7,10 +7,11 @@ costs a little, so the sum is somewhat more than the time of an undisturbed pass
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,9 +22,9 @@ from pyspec.errors import ComputeError
 
 KINDS = ("gdn", "attention", "ffn", "head", "other")
 _ENDS = {
+    "attn_output": "mixer",  # of attention, or of a recurrence whose projection follows
     "linear_attn_out": "gdn",
-    "attn_output": "attention",
-    "attn_residual": "other",
+    "attn_residual": "residual",
     "post_ffn": "ffn",
     "post_moe": "ffn",
     "l_out": "ffn",
@@ -57,7 +58,8 @@ def by_layer(
     params.n_threads = params.n_threads_batch = threads
     params.cb_eval = callback
     model = ctypes.c_void_p(model_address)
-    context = llama_cpp.llama_init_from_model(model, params)
+    with _silence(llama_cpp._lib):
+        context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise ComputeError(f"{path}: llama.cpp opens no context")
     times: dict[int, list[dict[str, float]]] = {n: [] for n in sizes}
@@ -72,11 +74,31 @@ def by_layer(
                     times[n].append(dict(watch.ms))
                 progress((turn * len(sizes) + number + 1) / total)
     finally:
-        llama_cpp.llama_free(context)
+        with _silence(llama_cpp._lib):
+            llama_cpp.llama_free(context)
     return [
         LayerResult(n, {kind: round(median(one[kind] for one in own), 4) for kind in KINDS})
         for n, own in times.items()
     ]
+
+
+@contextlib.contextmanager
+def _silence(library: ctypes.CDLL) -> Iterator[None]:
+    """Without llama.cpp's log; who gets it is as before afterwards."""
+    pointers = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+    get, put = pointers(("llama_log_get", library)), pointers(("llama_log_set", library))
+    nobody = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_ignore)
+    function, data = ctypes.c_void_p(), ctypes.c_void_p()
+    get(ctypes.byref(function), ctypes.byref(data))
+    put(ctypes.cast(nobody, ctypes.c_void_p), None)
+    try:
+        yield
+    finally:
+        put(function, data)
+
+
+def _ignore(level: int, text: bytes, data: int) -> None:
+    pass
 
 
 class _Watch:
@@ -91,6 +113,7 @@ class _Watch:
         """Starts a new pass."""
         self.ms = dict.fromkeys(KINDS, 0.0)
         self._began = time.perf_counter()
+        self._mixer = 0.0
 
     def __call__(self, tensor: int, ask: bool, user_data: object) -> bool:
         name = self._name_of(tensor)
@@ -103,6 +126,16 @@ class _Watch:
                 self._began = time.perf_counter()  # all was asked for, now it is computed
             return kind is not None
         ms = 1e3 * (time.perf_counter() - self._began)
+        if kind == "mixer":
+            self._mixer += ms
+            return True
+        if kind == "residual":
+            kind = "other"
+            self.ms["attention"] += self._mixer
+        elif kind == "gdn":
+            ms += self._mixer
+        if kind in ("gdn", "other"):
+            self._mixer = 0.0
         self.ms[kind or "other"] += ms
         return True
 

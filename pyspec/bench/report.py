@@ -13,11 +13,16 @@ from rich.table import Table
 from pyspec.bench.figures import BenchResult, Spread
 
 
+_DEPTHS = 6
+"""Depths that a table shows; JSON has all."""
+
+
 def render(result: BenchResult, console: Console) -> None:
     """Prints a table for every scenario that was measured."""
     console.print(headline(result), soft_wrap=True)
     for part in (
         _speed,
+        _sources,
         _sets,
         _stages,
         _prompt,
@@ -68,14 +73,26 @@ def _speed(result: BenchResult) -> Table | None:
     if not result.results:
         return None
     table = _table(
-        "draft", "tokens/s", "speed-up", "tokens a step", "accepted at depth 1, 2, ...", "by drafter"
+        "draft", "tokens/s", "speed-up", "tokens a step", "accepted at depth 1, 2, ..."
     )
     for one in result.results:
-        rates = " ".join(f"{rate:.2f}" for rate in one.acceptance_by_depth) or "-"
+        rates = " ".join(f"{rate:.2f}" for rate in one.acceptance_by_depth[:_DEPTHS]) or "-"
         per_step = "-" if one.tokens_per_step is None else f"{one.tokens_per_step:.2f}"
-        sources = _joined(one.acceptance_by_source, 2)
         speed, gain = _spread(one.decode_tps, 0), _spread(one.speedup, 2)
-        table.add_row(one.draft, speed, gain, per_step, rates, sources)
+        table.add_row(one.draft, speed, gain, per_step, rates)
+    return table
+
+
+def _sources(result: BenchResult) -> Table | None:
+    names = list(dict.fromkeys(name for one in result.results for name in one.acceptance_by_source))
+    own = [one for one in result.results if one.ms and one.acceptance_by_source]
+    if len(names) < 2 or not own:
+        return None
+    names = [name for name in names if any(name in one.acceptance_by_source for one in own)]
+    table = _table("accepted of the nodes by", *names)
+    for one in own:
+        rates = [one.acceptance_by_source.get(name) for name in names]
+        table.add_row(one.draft, *("-" if rate is None else f"{rate:.2f}" for rate in rates))
     return table
 
 
@@ -94,7 +111,7 @@ def _stages(result: BenchResult) -> Table | None:
     own = [one for one in result.results if one.ms]
     if not own:
         return None
-    table = _table("ms a step", *own[0].ms, "outside native", "graphs reused", "nodes")
+    table = _table("ms a step", *own[0].ms, "Python", "reuse", "nodes")
     for one in own:
         total = sum(one.ms.values())
         outside = "-" if one.native_ms is None else f"{max(total - one.native_ms, 0):.3f}"
@@ -180,11 +197,11 @@ def _grid(title: str, cells: Iterable[tuple[str, str, str]]) -> Table | None:
 
 
 def _table(*columns: str) -> Table:
-    return Table(*columns, box=SIMPLE, pad_edge=False)
-
-
-def _joined(values: dict[str, float], digits: int) -> str:
-    return " ".join(f"{name} {value:.{digits}f}" for name, value in values.items()) or "-"
+    table = Table(*columns, box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.columns[0].no_wrap = True
+    return table
 
 
 def _spread(spread: Spread, digits: int) -> str:
