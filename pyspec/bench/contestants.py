@@ -78,8 +78,20 @@ class Own(Contestant):
         self.threads = engine.native.info.n_threads
         drafters = getattr(engine.drafter, "sources", [engine.drafter])
         self.oracles = [one for one in drafters if isinstance(one, OracleDrafter)]
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def learn(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        """Tells an oracle what follows a prompt."""
+        if self.oracles:
+            self._known[tuple(prompt)] = [*prompt, *tokens]
+
+    def _record(self, prompt: Sequence[int], slot: int) -> None:
+        for oracle in self.oracles:
+            oracle.record(self._known.get(tuple(prompt), ()), slot)
 
     def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
+        for slot in range(self.engine.config.n_slots):
+            self._record(prompt, slot)
         result = self.engine.complete(
             list(prompt), max_tokens=max_tokens, ignore_end=True, sampling=self.sampling
         )
@@ -97,7 +109,7 @@ class Own(Contestant):
 
     def decode_together(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float | None:
         engine = self.engine
-        if len(prompts) > engine.config.n_slots or self.oracles:
+        if len(prompts) > engine.config.n_slots:
             return None
         began = time.perf_counter()
         sequences = []
@@ -111,6 +123,7 @@ class Own(Contestant):
                         sampling=self.sampling,
                     )
                 )
+                self._record(prompt, sequences[-1].slot)
                 while not engine.prefill(sequences[-1]):
                     pass
             while running := [one for one in sequences if one.finish_reason is None]:

@@ -36,13 +36,13 @@ class OracleDrafter(Drafter):
     def __init__(self, native: NativeEngine, config: DraftConfig) -> None:
         super().__init__(native, config)
         self.accept, cost = parse(config.name)
-        self.script: Sequence[int] = ()
+        self._scripts: dict[int, Sequence[int]] = {}
         self.name = config.name  # type: ignore[misc]
         self._cost = MtpDrafter(native, config) if cost else None
 
-    def record(self, tokens: Sequence[int]) -> None:
-        """The whole sequence (prompt and output) that the next requests are going to be."""
-        self.script = list(tokens)
+    def record(self, tokens: Sequence[int], slot: int = 0) -> None:
+        """The whole sequence (prompt and output) that the next request in `slot` is going to be."""
+        self._scripts[slot] = list(tokens)
 
     @property
     def pass_ms(self) -> float:  # type: ignore[override]
@@ -71,13 +71,14 @@ class OracleDrafter(Drafter):
 
     def _chain(self, context: DraftContext) -> DraftTree:
         at = len(context.tokens)
-        depth = min(self.limits.depth, context.depth, len(self.script) - at)
+        script = self._scripts.get(context.slot, ())
+        depth = min(self.limits.depth, context.depth, len(script) - at)
         belief = math.log(min(max(self.accept, 1e-3), 0.999))
         tokens, log_probs = [context.root], [0.0]
         right = True
         for position in range(at, at + max(depth, 0)):
             right = right and random.Random(position * 7919 + 1).random() < self.accept
-            token = self.script[position]
+            token = script[position]
             tokens.append(token if right else (token + 1) % self.native.info.n_vocab)
             log_probs.append(belief)
         return DraftTree.chain(tokens, log_probs)

@@ -47,9 +47,7 @@ _WARM_TOKENS = 32
 def decode(bench: Bench, report: Report) -> None:
     """Speed of decoding, plain and with every drafter, on all prompts, several rounds."""
     with bench.contestants() as contestants:
-        recorded: dict[int, list[int]] = {}
         runs: list[list[Run]] = [[] for _ in contestants]
-        oracles = [oracle for one in contestants for oracle in getattr(one, "oracles", ())]
         for one in contestants:  # warm caches and clocks, not measured
             one.decode(bench.prompts[0][0], min(bench.sizes.max_tokens, _WARM_TOKENS))
             if isinstance(one, Own):
@@ -57,18 +55,21 @@ def decode(bench: Bench, report: Report) -> None:
         total = bench.sizes.repeat * len(bench.prompts) * len(contestants)
         try:
             for _ in range(bench.sizes.repeat):
-                for number, (prompt, _) in enumerate(bench.prompts):
+                for prompt, _ in bench.prompts:
                     for at, one in enumerate(contestants):
-                        if at and number in recorded:
-                            for oracle in oracles:
-                                oracle.record(recorded[number])
-                        run = one.decode(prompt, bench.sizes.max_tokens)
-                        runs[at].append(run)
+                        runs[at].append(one.decode(prompt, bench.sizes.max_tokens))
                         if at == 0:
-                            recorded[number] = prompt + run.tokens
+                            _teach(contestants, prompt, runs[0][-1])
                         report(sum(map(len, runs)) / total)
         finally:
             _summarise(bench, contestants, runs)
+
+
+def _teach(contestants: Sequence[Contestant], prompt: list[int], plain: Run) -> None:
+    """Tells the oracles what plain decoding said."""
+    for one in contestants:
+        if isinstance(one, Own):
+            one.learn(prompt, plain.tokens)
 
 
 def _summarise(bench: Bench, contestants: Sequence[Contestant], runs: list[list[Run]]) -> None:
@@ -207,10 +208,9 @@ def context(bench: Bench, report: Report) -> None:
             for done in range(total):
                 one, own = contestants[done % len(contestants)], runs[done % len(contestants)]
                 text = bench.text(length)
-                if done and isinstance(one, Own):
-                    for oracle in one.oracles:
-                        oracle.record(text + runs[0][0].tokens)
                 own.append(one.decode(text, count))
+                if not done:
+                    _teach(contestants, text, own[0])
                 report((at + (done + 1) / total) / len(lengths))
             plain = median(run.decode_tps for run in runs[0])
             for one, own in zip(contestants, runs, strict=True):
@@ -231,6 +231,9 @@ def concurrency(bench: Bench, report: Report) -> None:
         total, done = bench.sizes.repeat * len(numbers) * len(contestants), 0
         for one in contestants:
             one.decode(bench.prompts[0][0], min(bench.sizes.max_tokens, _WARM_TOKENS))
+        if any(isinstance(one, Own) and one.oracles for one in contestants):
+            for text, _ in bench.prompts[: max(numbers) + bench.sizes.repeat]:
+                _teach(contestants, text, contestants[0].decode(text, bench.sizes.max_tokens))
         for turn in range(bench.sizes.repeat):
             for number in numbers:
                 texts = [
