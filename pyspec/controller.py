@@ -87,8 +87,9 @@ class Controller(Drafter):
             curve: What a step costs.
             max_nodes: Largest tree of the engine.
         """
-        self.sources = list(sources)
-        self.name = "+".join(source.name for source in self.sources)  # type: ignore[misc]
+        self.sources = sorted(sources, key=lambda source: not source.free)
+        self._free = frozenset(source.name for source in self.sources if source.free)
+        self.name = "+".join(source.name for source in sources)  # type: ignore[misc]
         self.curve = curve
         self._sizes = [n for n in COLUMNS if n <= max_nodes]
         self._calibration = Calibration()
@@ -100,8 +101,10 @@ class Controller(Drafter):
         for source in self.sources:
             source.warm_up()
         self._proposals: dict[int, Proposal] = {}
-        self._plan = PLAIN
-        self._age = 0  # steps that it has been used without a break
+        self._held = PLAIN  # the plan that was decided on
+        self._plan = PLAIN  # the drafters that were asked in this step
+        self._age = 0  # steps that they have been asked without a break
+        self._trying = False
         self._hold = 0  # steps that it stays for certain
         self._sequences = 0
         self._steps = 0
@@ -116,17 +119,19 @@ class Controller(Drafter):
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         self._steps += 1
         self._sequences = len(contexts)
-        plan = self._choose_plan(contexts)
+        plan = self._held = self._choose_plan(contexts)
+        proposals = [Proposal(TreeBuilder(context.root), [], [None]) for context in contexts]
+        values = self._ask(contexts, proposals, plan & self._free)
+        if costly := plan - self._free:
+            if not self._trying and self._enough(contexts, values, plan):
+                plan &= self._free
+            else:
+                values = self._ask(contexts, proposals, costly)
         self._age = self._age + 1 if plan == self._plan else 0
         self._plan = plan
         self._proposals = {}
         if plan == PLAIN:
             return [DraftTree.root(context.root) for context in contexts]
-        proposals = self._ask(contexts, self._plan)
-        values = [
-            self._value(context.slot, proposal)
-            for context, proposal in zip(contexts, proposals, strict=True)
-        ]
         size = self._choose_size(values)
         trees = []
         for context, proposal, value in zip(contexts, proposals, values, strict=True):
@@ -182,9 +187,10 @@ class Controller(Drafter):
     def _choose_plan(self, contexts: Sequence[DraftContext]) -> Plan:
         """The fastest plan, or one that is due to be tried; either is kept for some steps."""
         allowed = self._allowed(contexts)
-        if self._hold > 0 and self._plan in allowed:
+        if self._hold > 0 and self._held in allowed:
             self._hold -= 1
-            return self._plan
+            return self._held
+        self._trying = False
         speeds = {plan: self._speed(plan, contexts) for plan in allowed}
         fastest = max(allowed, key=lambda plan: speeds[plan])
         for plan in allowed:
@@ -196,6 +202,7 @@ class Controller(Drafter):
                 trial.interval = min(2 * trial.interval, _LAST_TRY)
                 trial.due = self._steps + trial.interval
                 self._hold = _TRIAL - 1
+                self._trying = True
                 return plan
         self._hold = _HOLD - 1
         return fastest
@@ -235,24 +242,46 @@ class Controller(Drafter):
 
     # ---- propose ----
 
-    def _ask(self, contexts: Sequence[DraftContext], plan: Plan) -> list[Proposal]:
-        builders = [TreeBuilder(context.root) for context in contexts]
-        keys: list[list[Key | None]] = [[None] for _ in contexts]
+    def _ask(
+        self, contexts: Sequence[DraftContext], proposals: list[Proposal], names: Plan
+    ) -> list[list[float]]:
+        """Adds what the drafters `names` propose; returns the values of all nodes so far."""
         for source in self.sources:
-            if source.name not in plan:
+            if source.name not in names:
                 continue
             asked = [
-                (i, context._replace(min_prob=self._least_probable(source)))
-                for i, context in enumerate(contexts)
+                (proposal, context._replace(min_prob=self._least_probable(source)))
+                for proposal, context in zip(proposals, contexts, strict=True)
                 if context.only is None or source.name in context.only
             ]
             if not asked:
                 continue
             mark = frozenset((source.name,))
             trees = source.propose([context for _, context in asked])
-            for (i, _), tree in zip(asked, trees, strict=True):
-                builders[i].add_tree(tree, mark)
-        return [Proposal(builder, [], known) for builder, known in zip(builders, keys, strict=True)]
+            for (proposal, _), tree in zip(asked, trees, strict=True):
+                proposal.builder.add_tree(tree, mark)
+        if not names:
+            return [[1.0] for _ in contexts]
+        return [
+            self._value(context.slot, proposal)
+            for context, proposal in zip(contexts, proposals, strict=True)
+        ]
+
+    def _enough(
+        self, contexts: Sequence[DraftContext], values: list[list[float]], plan: Plan
+    ) -> bool:
+        """True when the free drafters' trees are worth as much as the plan's usually are.
+
+        Where text repeats itself, they are right for nothing; elsewhere they have nothing to say.
+        """
+        costs = self._trials[plan].costs.get(len(contexts))
+        if costs is None or not plan & self._free:
+            return False
+        size = self._choose_size(values)
+        tokens = sum(1 + sum(sorted(value[1:], reverse=True)[: size - 1]) for value in values)
+        worth = tokens - self._rate * self.curve.ms(len(contexts) * size)
+        usual = sum(self._expected(plan, context.slot) for context in contexts)
+        return worth >= usual - self._rate * sum(costs)
 
     def _least_probable(self, source: Drafter) -> float:
         """Below this probability of a path, another pass of the drafter costs more than it gives.
@@ -270,7 +299,8 @@ class Controller(Drafter):
 
     def _value(self, slot: int, proposal: Proposal) -> list[float]:
         """Probability of acceptance of every node of the builder; fills the proposal's keys."""
-        builder, keys = proposal.builder, proposal.keys
+        builder, keys = proposal.builder, [None]
+        proposal.keys = keys
         ranks: dict[int, int] = {}
         value = [1.0]
         probability = self._calibration.probability

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pyspec._version
+from pyspec._libs import library_dir
 from pyspec.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ def cache_file(file: ModelFile, config: EngineConfig) -> Path:
         stat.st_size,
         stat.st_mtime_ns,
         pyspec._version.__version__,
+        _build(),
         platform.machine(),
         platform.processor(),
         os.cpu_count(),
@@ -207,6 +209,12 @@ def cache_file(file: ModelFile, config: EngineConfig) -> Path:
     ]
     name = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
     return cache_dir() / "tune" / f"{name}.json"
+
+
+def _build() -> list[tuple[str, int, int]]:
+    """What tells one build of the libraries from another."""
+    stats = [(path.name, path.stat()) for path in sorted(library_dir().glob("lib*"))]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 def cache_dir() -> Path:

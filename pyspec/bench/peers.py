@@ -124,9 +124,7 @@ def open_peers(
         yield found
 
 
-def _sweep(
-    config: PeerConfig, file: ModelFile, draft: DraftConfig
-) -> list[tuple[str | None, int]]:
+def _sweep(config: PeerConfig, file: ModelFile, draft: DraftConfig) -> list[tuple[str | None, int]]:
     """Kinds of speculation with their lengths; plain decoding first."""
     kinds = list(config.kinds)
     if not kinds:
@@ -397,9 +395,7 @@ class LlamaCppPython(Contestant):
             }
         )
         tokens = found["tokens"]
-        return Run(
-            tokens, len(tokens) - 1, found["decode_ms"], len(prompt), found["prompt_ms"]
-        )
+        return Run(tokens, len(tokens) - 1, found["decode_ms"], len(prompt), found["prompt_ms"])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         pipe, answers = self._process.stdin, self._process.stdout

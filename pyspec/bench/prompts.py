@@ -92,7 +92,9 @@ def built_in(names: Sequence[str] = ("code",)) -> list[BenchPrompt]:
     chosen: list[str] = []
     for name in names:
         if name != "all" and name not in SETS:
-            raise ArgumentError(f"no prompt set is called {name!r}, there are: all, {', '.join(SETS)}")
+            raise ArgumentError(
+                f"no prompt set is called {name!r}, there are: all, {', '.join(SETS)}"
+            )
         chosen += SETS if name == "all" else (name,)
     return [BenchPrompt(text, name) for name in dict.fromkeys(chosen) for text in SETS[name]]
 

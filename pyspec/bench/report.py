@@ -72,9 +72,7 @@ def to_csv(result: BenchResult) -> str:
 def _speed(result: BenchResult) -> Table | None:
     if not result.results:
         return None
-    table = _table(
-        "draft", "tokens/s", "speed-up", "tokens a step", "accepted at depth 1, 2, ..."
-    )
+    table = _table("draft", "tokens/s", "speed-up", "tokens a step", "accepted at depth 1, 2, ...")
     for one in result.results:
         rates = " ".join(f"{rate:.2f}" for rate in one.acceptance_by_depth[:_DEPTHS]) or "-"
         per_step = "-" if one.tokens_per_step is None else f"{one.tokens_per_step:.2f}"

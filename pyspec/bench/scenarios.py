@@ -121,9 +121,7 @@ def _summary(
     return replace(
         result,
         tokens_per_step=round(sum(run.decoded for run in own) / passes, 4) if passes else None,
-        acceptance_by_source={
-            one.name: round(sum(run.accepted for run in own) / drafted, 4)
-        }
+        acceptance_by_source={one.name: round(sum(run.accepted for run in own) / drafted, 4)}
         if drafted
         else {},
     )
@@ -218,7 +216,11 @@ def context(bench: Bench, report: Report) -> None:
                 read = sum(run.prompt_tokens for run in own) / sum(run.prompt_ms for run in own)
                 bench.result.context.append(
                     ContextResult(
-                        one.name, length, round(1e3 * read, 2), speed, round(speed.median / plain, 4)
+                        one.name,
+                        length,
+                        round(1e3 * read, 2),
+                        speed,
+                        round(speed.median / plain, 4),
                     )
                 )
 
@@ -236,9 +238,7 @@ def concurrency(bench: Bench, report: Report) -> None:
                 _teach(contestants, text, contestants[0].decode(text, bench.sizes.max_tokens))
         for turn in range(bench.sizes.repeat):
             for number in numbers:
-                texts = [
-                    bench.prompts[(turn + i) % len(bench.prompts)][0] for i in range(number)
-                ]
+                texts = [bench.prompts[(turn + i) % len(bench.prompts)][0] for i in range(number)]
                 for one in contestants:
                     speed = one.decode_together(texts, bench.sizes.max_tokens)
                     if speed is not None:
@@ -248,9 +248,7 @@ def concurrency(bench: Bench, report: Report) -> None:
     for (number, name), values in rates.items():
         plain = median(rates[number, contestants[0].name])
         bench.result.concurrency.append(
-            ConcurrencyResult(
-                name, number, Spread.of(values), round(median(values) / plain, 4)
-            )
+            ConcurrencyResult(name, number, Spread.of(values), round(median(values) / plain, 4))
         )
 
 
@@ -316,9 +314,7 @@ def memory(bench: Bench, report: Report) -> None:
                 if not isinstance(one, Own):
                     one.decode(bench.prompts[0][0], _WARM_TOKENS)
                     peak = getattr(one, "peak_rss", None)
-                    bench.result.memory.append(
-                        MemoryResult(one.name, 0, 0, 0, 0, 0, 0, peak)
-                    )
+                    bench.result.memory.append(MemoryResult(one.name, 0, 0, 0, 0, 0, 0, peak))
 
 
 def _peak_of(bench: Bench, draft: DraftConfig) -> int | None:

@@ -164,9 +164,7 @@ def sweep(options: Options) -> tuple[BenchResult, dict[str, Any]]:
         sizes=Sizes(192, options.rounds or 2),
     )
     auto = result.results[-1].speedup_by_set
-    best = {
-        name: max(one.speedup_by_set[name] for one in result.results[:-1]) for name in auto
-    }
+    best = {name: max(one.speedup_by_set[name] for one in result.results[:-1]) for name in auto}
     return result, {
         "auto": auto,
         "best_fixed": best,
@@ -277,7 +275,9 @@ def rollback(options: Options) -> tuple[None, dict[str, Any]]:
         }
         if options.server is not None:
             found["stock_log"] = lines = _stock_memory(options.server, path, NODES - 1)
-            sizes = [float(size) for line in lines for size in re.findall(r"size = +([\d.]+) MiB", line)]
+            sizes = [
+                float(size) for line in lines for size in re.findall(r"size = +([\d.]+) MiB", line)
+            ]
             if sizes:
                 stock = int(max(sizes) * 2**20) - info.bytes_state
                 found["stock_snapshot_bytes"] = stock
@@ -436,7 +436,11 @@ def _stock_memory(server: Path, model: Path, n_max: int) -> list[str]:
             for line in process.stdout:
                 if re.search(r"llama_memory_recurrent: .*size =", line):
                     found.append(line.strip())
-                if "server is listening" in line or "model loaded" in line or time.monotonic() > end:
+                if (
+                    "server is listening" in line
+                    or "model loaded" in line
+                    or time.monotonic() > end
+                ):
                     break
         finally:
             process.kill()
