@@ -299,7 +299,8 @@ class Controller(Drafter):
 
     def _value(self, slot: int, proposal: Proposal) -> list[float]:
         """Probability of acceptance of every node of the builder; fills the proposal's keys."""
-        builder, keys = proposal.builder, [None]
+        builder = proposal.builder
+        keys: list[Key | None] = [None]
         proposal.keys = keys
         ranks: dict[int, int] = {}
         value = [1.0]

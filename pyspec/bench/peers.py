@@ -304,6 +304,8 @@ class LlamaServer(Contestant):
             connection.close()
 
     def _last_words(self) -> str:
+        if self._log.closed:
+            return "it was closed"
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
         return " / ".join(lines[-3:]) or "it said nothing"

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from pyspec.bench.figures import BenchResult, Spread
 
-
 _DEPTHS = 6
 """Depths that a table shows; JSON has all."""
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspec.bench.contestants import Contestant, Own, Run, label
 from pyspec.bench.figures import (
@@ -28,7 +28,7 @@ from pyspec.bench.layers import by_layer
 from pyspec.config import DEFAULT_NODES, DraftConfig
 from pyspec.cost import measure
 from pyspec.errors import DraftError
-from pyspec.generate import context_of
+from pyspec.generate import Engine, context_of
 from pyspec.native import NativeTimings
 from pyspec.stats import acceptance_by_depth
 
@@ -127,7 +127,7 @@ def _summary(
     )
 
 
-def _own_figures(own: list[Run], native: NativeTimings) -> dict[str, object]:
+def _own_figures(own: list[Run], native: NativeTimings) -> dict[str, Any]:
     """What pyspec's counters tell beside speed."""
     stats = [run.stats for run in own if run.stats is not None]
     steps = sum(one.steps for one in stats)
@@ -262,8 +262,6 @@ def cost(bench: Bench, report: Report) -> None:
     config = replace(bench.config, n_slots=1)
     with bench.engine(DraftConfig("none"), config) as plain:
         threads = plain.native.info.n_threads
-    from pyspec.generate import Engine
-
     with Engine(
         bench.file.path,
         draft,

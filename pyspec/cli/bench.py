@@ -157,7 +157,7 @@ def _drafts(model: str, text: str, base: DraftConfig) -> list[DraftConfig]:
             found += every_draft(ModelFile.read(resolve_model(model)), base)
             continue
         name, *limits = name.split("/")
-        fields: dict[str, int] = {}
+        fields: dict[str, Any] = {}
         for limit in limits:
             key, _, value = limit.partition("=")
             if key not in ("depth", "top_k", "width", "nodes", "head_rows") or not value.isdigit():

@@ -52,7 +52,7 @@ def ssm_conv_tree(x: Floats, window: Floats, weights: Floats, parents: Sequence[
     """
     y = np.empty_like(x)
     for node in range(len(x)):
-        path = []
+        path: list[int] = []
         ancestor = node
         while ancestor >= 0:
             path.insert(0, ancestor)
