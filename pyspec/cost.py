@@ -100,6 +100,7 @@ def measure(
     rounds: int = 3,
     seconds: float = 1.0,
     context: int = 0,
+    brief: bool = False,
     progress: Callable[[float], object] | None = None,
 ) -> list[Measurement]:
     """Times passes of chains of every size up to `max_nodes` on an unused slot 0, in turn.
@@ -110,6 +111,8 @@ def measure(
         rounds: Passes of every size; the first round is not counted when there are several.
         seconds: Ends after the round in which this much time has passed.
         context: Tokens that the sequence holds meanwhile.
+        brief: Leave sizes out where a single pass takes long, so that opening a large model does
+            not take several times as long as it must.
         progress: Called with the fraction done.
     """
     sizes = [n for n in COLUMNS if n <= max_nodes and n + context <= native.info.n_ctx]
@@ -119,6 +122,14 @@ def measure(
     try:
         if context:
             native.prefill(0, [token] * context)
+        if brief:
+            native.verify([(0, [token], [-1])])  # reads the weights
+            began = time.perf_counter()
+            native.verify([(0, [token], [-1])])
+            slow = time.perf_counter() - began
+            keep = (1, 4) if slow > 0.3 else (1, 2, 4, 8) if slow > 0.03 else COLUMNS
+            sizes = [n for n in sizes if n in keep]
+            times = {n: times[n] for n in sizes}
         for done in range(rounds):
             for number, n in enumerate(sizes):
                 began = time.perf_counter()

@@ -167,7 +167,7 @@ class Engine:
         curve = (
             CostCurve(tuning.points)
             if tuning
-            else curve_of(measure(self.native, max_nodes, rounds=10, seconds=0.3))
+            else curve_of(measure(self.native, max_nodes, rounds=10, seconds=0.3, brief=True))
         )
         return Controller(sources, curve, max_nodes)
 
