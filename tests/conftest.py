@@ -84,7 +84,7 @@ def plain(open_engine: OpenEngine) -> Engine:
 @pytest.fixture(scope="session")
 def mtp(open_engine: OpenEngine) -> Engine:
     """The demo model, drafting with its MTP block."""
-    return open_engine("mtp")
+    return open_engine("mtp", depth=3)
 
 
 @pytest.fixture(scope="session")

@@ -179,7 +179,7 @@ def test_third_parties_register_by_entry_point(
     monkeypatch.setattr(pyspec.registry, "entry_points", lambda group: [point])
     registry.cache_clear()
     try:
-        with Engine(model, "echo", share=plain, n_threads=1) as engine:
+        with Engine(model, DraftConfig("echo", depth=2), share=plain, n_threads=1) as engine:
             found = engine.complete(FEW[1], max_tokens=20, temperature=0, ignore_end=True)
         expected = plain.complete(FEW[1], max_tokens=20, temperature=0, ignore_end=True)
         assert found.tokens == expected.tokens

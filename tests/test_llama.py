@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
-from pyspec import ArgumentError, DraftError, Llama
+from pyspec import ArgumentError, DraftConfig, DraftError, Llama
 from tests import synthetic_models
 from tests.prompts import CODE, OTHER, PROSE
 from tests.synthetic_models import Synthetic
@@ -34,7 +34,7 @@ class Pair:
     def __init__(self, model: Path, **options: Any) -> None:
         options = OPTIONS | options
         self.parent = llama_cpp.Llama(str(model), **options)
-        self.child = Llama(model, **options)
+        self.child = Llama(model, draft=DraftConfig("mtp", depth=3), **options)
 
     def same(self, run: Callable[[llama_cpp.Llama], Any], what: str = "result") -> Any:
         expected, found = (run(llama) for llama in (self.parent, self.child))
@@ -526,8 +526,6 @@ def test_what_was_gained(model: Path, pair: Pair) -> None:
 
 
 def test_trees(model: Path, pair: Pair) -> None:
-    from pyspec import DraftConfig
-
     with closing_llama(model, draft=DraftConfig("mtp", depth=3, top_k=3, nodes=10)) as llama:
         found = completion(CODE_PROMPT, max_tokens=60, temperature=0.8, seed=2)
         pair.parent.reset()

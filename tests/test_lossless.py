@@ -237,7 +237,10 @@ def test_length_limit_inside_a_tree(open_engine: OpenEngine, plain: Engine, n: i
 
 def test_equals_plain_decoding_up_to_the_end_of_the_context(open_engine: OpenEngine) -> None:
     room = 64
-    engines = [open_engine(name, n_ctx=room) for name in ("none", "mtp")]
+    engines = [
+        open_engine(name, n_ctx=room, **limits)
+        for name, limits in (("none", {}), ("mtp", {"depth": 3}))
+    ]
     results = [engine.complete(FEW[1], temperature=0, ignore_end=True) for engine in engines]
     assert results[0].tokens == results[1].tokens
     used = results[0].stats.prompt_tokens + len(results[0].tokens)
