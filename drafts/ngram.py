@@ -48,7 +48,7 @@ class NgramDrafter(Drafter):
         index = self._indices.setdefault(context.slot, SuffixIndex())
         index.follow(context.tokens)
         depth = min(self.limits.depth, context.depth)
-        if depth < 1:
+        if depth < 1 or not index.matches():
             return DraftTree.root(context.root)
         return index.tree(depth).best(context.max_nodes)
 

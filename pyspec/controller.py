@@ -38,8 +38,9 @@ _TRUST = 6.0  # steps that what all requests have taught counts for in a new one
 _HOLD = 4  # steps that a decision stands
 _TRIAL = 5  # steps of a trial
 _COLD = 1  # steps after a change that say nothing of a plan's cost
-_FIRST_TRY = 24  # steps until a slower plan is tried again
-_LAST_TRY = 192  # the same, when it was slower every time
+_FIRST_TRY = 32  # steps until a slower plan is tried again
+_LAST_TRY = 1024  # the same, when it was slower every time
+_MARGIN = 1.03
 _RATE_FADE = 0.97
 _COST_FADE = 0.92
 
@@ -192,6 +193,7 @@ class Controller(Drafter):
             return self._held
         self._trying = False
         speeds = {plan: self._speed(plan, contexts) for plan in allowed}
+        speeds[PLAIN] *= _MARGIN  # what is hardly faster may as well be slower
         fastest = max(allowed, key=lambda plan: speeds[plan])
         for plan in allowed:
             trial = self._trials[plan]
@@ -302,6 +304,8 @@ class Controller(Drafter):
         builder = proposal.builder
         keys: list[Key | None] = [None]
         proposal.keys = keys
+        if len(builder) == 1:
+            return [1.0]
         ranks: dict[int, int] = {}
         value = [1.0]
         probability = self._calibration.probability

@@ -116,7 +116,7 @@ def test_it_goes_plain_where_nothing_is_accepted_and_tries_again_rarely() -> Non
 def test_it_notices_that_drafts_have_become_good() -> None:
     controller = Controller([Chain()], CostCurve([(1, 1.0), (8, 1.7)]), 8)
     play(controller, CURVES["flat"], 0.0, steps=1000)
-    rate = play(controller, CURVES["flat"], 0.95, steps=1000)  # the first quarter does not count
+    rate = play(controller, CURVES["flat"], 0.95, steps=4000)  # the first quarter does not count
     assert rate > 3.0
 
 
