@@ -213,7 +213,8 @@ def test_log_probabilities_of_chats(scored: Pair) -> None:
 
 def test_all_logits(scored: Pair) -> None:
     """Prompts that share a beginning, longer and shorter than one pass of the child."""
-    for prompt in (CODE[1] * 4, CODE[1] * 4 + CODE[0], CODE[1] * 2 + CODE[0], PROSE[0]):
+    long, other = CODE[1] * 4, CODE[1] * 2 + CODE[0]
+    for prompt in (long, long + CODE[0], other, PROSE[0], long, other):
         scored.same(completion(prompt, max_tokens=12, seed=1))
         np.testing.assert_array_equal(scored.child._scores, scored.parent._scores, "logits")
         assert scored.child.eval_logits == scored.parent.eval_logits
@@ -268,17 +269,20 @@ def test_after_an_exception(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None
         return completion(CODE_PROMPT * 2, max_tokens=20, seed=1)(llama)
 
     pair.same(run)
-    verify, calls = pair.child._cursor._verifier.verify, []
+    verifier, calls = pair.child._cursor._verifier, []
+    commit = verifier.commit
 
     def fail_once(*arguments: Any) -> None:
-        calls.append(verify(*arguments))
+        calls.append(commit(*arguments))
         if len(calls) == 5:
-            raise MemoryError("a failure after the pass")
+            raise MemoryError("after the engine has moved, before the text has")
 
-    monkeypatch.setattr(pair.child._cursor._verifier, "verify", fail_once)
+    monkeypatch.setattr(verifier, "commit", fail_once)
     with pytest.raises(MemoryError):
         pair.child(CODE_PROMPT, max_tokens=40)
     before = state_of(pair.child)[1]
+    cursor = pair.child._cursor
+    assert len(before) > 9 and cursor._native.length(0) == len(cursor._committed), "tokens"
     assert take(pair.child, 9, [65], reset=False, temp=0.0) == take(
         pair.parent, 9, [*before, 65], temp=0.0
     )
@@ -325,6 +329,10 @@ def test_tokens_sent_to_a_generator_are_drafts(model: Path, pair: Pair) -> None:
         found = [next(generator)]
         found += [generator.send(drafts if i == 0 else None) for i in range(29)]
         assert found == expected
+    generator = llama.generate(tokens, temp=0.0)
+    found = [next(generator), *(generator.send([0, 0]) for _ in range(9))]
+    assert found == expected[:10] and llama.spec_stats.accepted == 0
+    assert llama.spec_stats.drafted >= 2 * 8, "they take the place of the drafter's"
 
 
 def test_eval_and_sample(pair: Pair) -> None:
@@ -355,6 +363,7 @@ def test_a_text_that_is_cut(pair: Pair) -> None:
     assert llama.sample(temp=0.0) == expected
     llama.n_tokens = 5
     llama.eval(tokens[5:])
+    assert llama._cursor.tokens == llama._input_ids.tolist() == tokens
     assert llama.sample(temp=0.0) == expected
 
 
@@ -407,8 +416,9 @@ def test_states(pair: Pair) -> None:
     def run(llama: llama_cpp.Llama) -> Any:
         found = [completion(CODE_PROMPT, max_tokens=20, seed=3)(llama)]
         state = llama.save_state()
-        found.append(completion(PROSE_PROMPT, max_tokens=20, seed=3)(llama))
+        found.append(completion(PROSE_PROMPT, max_tokens=20, seed=4)(llama))
         llama.load_state(pickle.loads(pickle.dumps(state)))
+        assert llama._seed == state.seed == 3
         assert state_of(llama) == (state.n_tokens, state.input_ids[: state.n_tokens].tolist())
         tokens = [*llama._input_ids.tolist(), 65]
         return found, take(llama, 10, tokens, temp=0.0)
