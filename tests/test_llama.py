@@ -650,6 +650,20 @@ def test_options_that_leave_no_room(model: Path, options: dict[str, Any], why: s
         found.close()
 
 
+def test_backends_that_verify_no_trees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known only once the engine is open; the parent's context takes its place."""
+    monkeypatch.setattr("pyspec.generate._why_plain", lambda info: "decoded plainly: a test")
+    found = Pair(model, n_ctx=256)
+    try:
+        assert found.child.plain_because == "decoded plainly: a test"
+        found.same(completion(CODE_PROMPT, max_tokens=10, seed=3))
+        found.same(lambda llama: (llama.n_ctx(), llama._n_ctx, llama.n_batch, llama.scores.shape))
+        state = found.child.save_state()
+        assert found.parent.save_state().llama_state == state.llama_state
+    finally:
+        found.close()
+
+
 def test_embeddings(model: Path) -> None:
     found = Pair(model, embedding=True, n_ctx=256, n_batch=64)
     try:
