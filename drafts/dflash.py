@@ -95,8 +95,7 @@ class DflashDrafter(Drafter):
     # ---- drafting ----
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        depths = [min(self.limits.depth, context.depth) for context in contexts]
-        able = [context for context, depth in zip(contexts, depths, strict=True) if depth]
+        able = [context for context in contexts if self.depth_of(context)]
         if not able:
             return [DraftTree.root(context.root) for context in contexts]
         if self._head is not None:
@@ -105,7 +104,7 @@ class DflashDrafter(Drafter):
         drafts = self.native.dflash_draft(
             [context.slot for context in able],
             [context.root for context in able],
-            max(depths),
+            max(map(self.depth_of, able)),
             self.limits.top_k,
             pairs=self.info.selector > 0,
             confidence=self.info.confidence,
@@ -120,19 +119,18 @@ class DflashDrafter(Drafter):
                 candidates = self._markov.candidates(context.root, tokens, log_probs, sure)
             else:
                 candidates = marginal_candidates(tokens, log_probs)
-            depth = min(self.limits.depth, context.depth)
-            trees[context.slot] = self._tree(context, candidates, depth)
+            trees[context.slot] = self._tree(context, candidates)
         return [trees.get(one.slot) or DraftTree.root(one.root) for one in contexts]
 
     def forget(self, slot: int) -> None:
         if self._head is not None:
             self._head.forget(slot)
 
-    def _tree(self, context: DraftContext, candidates: Candidates, depth: int) -> DraftTree:
-        nodes = min(context.max_nodes, self.limits.nodes)
-        return best_first_tree(
-            context.root, candidates, depth, min(nodes, depth + 1) if self._chain else nodes
-        )
+    def _tree(self, context: DraftContext, candidates: Candidates) -> DraftTree:
+        depth, nodes = self.depth_of(context), min(context.max_nodes, self.limits.nodes)
+        if self._chain:
+            nodes = min(nodes, depth + 1)
+        return best_first_tree(context.root, candidates, depth, nodes)
 
 
 class DdtreeDrafter(DflashDrafter):

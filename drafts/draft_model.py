@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspec.config import DraftConfig
-from pyspec.cost import choose_threads, follow
+from pyspec.cost import choose_threads, follow, quickest
 from pyspec.drafter import DraftContext, Drafter
 from pyspec.errors import PyspecError
 from pyspec.model_file import ModelFile, vocabulary_difference
@@ -63,17 +63,12 @@ class DraftModelDrafter(Drafter):
 
     def warm_up(self) -> None:
         root = max(self.native.info.token_bos, 0)
-        times = []
-        for _ in range(4):
-            began = time.perf_counter()
-            self._model.verify([(0, [root], [-1])])
-            times.append(1e3 * (time.perf_counter() - began))
+        self.pass_ms = quickest(lambda: self._model.verify([(0, [root], [-1])]))
         self._model.reset(0)
-        self.pass_ms = min(times)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         depths = [
-            min(self.limits.depth, context.depth, self._model.info.n_ctx - len(context.tokens))
+            min(self.depth_of(context), self._model.info.n_ctx - len(context.tokens))
             for context in contexts
         ]
         growths = {}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspec.config import DraftConfig
-from pyspec.cost import follow
+from pyspec.cost import follow, quickest
 from pyspec.draft_head import DraftHead
 from pyspec.drafter import DraftContext, Drafter
 from pyspec.model_file import ModelFile
@@ -48,17 +48,12 @@ class MtpDrafter(Drafter):
 
     def warm_up(self) -> None:
         root, depth = max(self.native.info.token_bos, 0), self.limits.depth
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            self.native.mtp_draft([0], [root], depth, self._top_k)
-            times.append(1e3 * (time.perf_counter() - began) / depth)
-            if sum(times) * depth > 300:
-                break
-        self.pass_ms = min(times)
+        self.pass_ms = (
+            quickest(lambda: self.native.mtp_draft([0], [root], depth, self._top_k)) / depth
+        )
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        depths = [min(self.limits.depth, context.depth) for context in contexts]
+        depths = [self.depth_of(context) for context in contexts]
         able = [context for context, depth in zip(contexts, depths, strict=True) if depth]
         if not able:
             return [DraftTree.root(context.root) for context in contexts]

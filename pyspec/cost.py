@@ -157,9 +157,20 @@ def curve_of(measured: Iterable[Measurement]) -> CostCurve:
     return CostCurve(points)
 
 
+def quickest(run: Callable[[], object], rounds: int = 5, seconds: float = 0.3) -> float:
+    """Milliseconds of the quickest of some runs; stops after the one that ends past `seconds`."""
+    times: list[float] = []
+    while len(times) < rounds and sum(times) < 1e3 * seconds:
+        began = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - began))
+    return min(times)
+
+
 def follow(known: float, measured: float, step: float = 0.15) -> float:
-    """A running figure of a time: falls quickly, and rises slowly, since most of what is slower
-    than usual was delayed from outside.
+    """A running figure of a time, which falls quickly and rises slowly.
+
+    Most of what is slower than usual was delayed from outside.
 
     Args:
         known: The figure so far; 0 for none.

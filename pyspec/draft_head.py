@@ -11,8 +11,8 @@ not change.
 from __future__ import annotations
 
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspec.native import NativeEngine
 
 ROWS = 32768
-"""Rows that are read when nothing is said; see docs/performance.md for how the size was found."""
+"""Rows that are read when nothing is said."""
 
 WORTHWHILE = 2 * ROWS
 """Vocabularies up to this size are read whole."""
@@ -48,7 +48,6 @@ class DraftHead:
         self._native = native
         self._rows = rows
         self._known: dict[int, int] = {}  # tokens of each slot that were looked at
-        self._scripts: dict[str, list[int]] | None = None
         self._seen_scripts = {"LATIN"}
         n_vocab = rows.shape[0]
         self._room = min(n_rows + RESERVE, n_vocab)
@@ -101,7 +100,7 @@ class DraftHead:
             script = _script(self._native.token_to_piece(token))
             if script and script not in self._seen_scripts:
                 self._seen_scripts.add(script)
-                self._add(self._tokens_of(script)[:SCRIPT_ROWS])
+                self._add(self._tokens_of(script))
 
     def forget(self, slot: int) -> None:
         """The slot holds another text from here on."""
@@ -116,15 +115,10 @@ class DraftHead:
             self.present.update(new)
 
     def _tokens_of(self, script: str) -> list[int]:
-        """Tokens of a script, the frequent ones first."""
-        if self._scripts is None:
-            found = defaultdict(list)
-            for token in range(self._native.info.n_vocab):
-                name = _script(self._native.token_to_piece(token))
-                if name and name != "LATIN":
-                    found[name].append(token)
-            self._scripts = dict(found)
-        return self._scripts.get(script, [])
+        """The first tokens of a script, which are the frequent ones."""
+        pieces = map(self._native.token_to_piece, range(self._native.info.n_vocab))
+        found = (token for token, piece in enumerate(pieces) if _script(piece) == script)
+        return list(islice(found, SCRIPT_ROWS))
 
 
 def _script(piece: bytes) -> str:

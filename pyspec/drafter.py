@@ -132,6 +132,10 @@ class Drafter(ABC):
         that take part in it.
         """
 
+    def depth_of(self, context: DraftContext) -> int:
+        """Deepest node that fits into the context's limits and the drafter's own."""
+        return min(self.limits.depth, context.depth)
+
     def warm_up(self) -> None:  # noqa: B027 - optional
         """Drafts a few times for nothing, to learn what it costs; slot 0 is unused and stays so."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +69,50 @@ def test_measuring_leaves_the_engine_unused(mtp) -> None:
     assert [one.columns for one in measured] == [1, 2, 3, 4]
     assert all(ms > 0 for one in measured for ms in one.ms)
     assert mtp.native.length(0) == 0
+
+
+class Played:
+    """An engine whose passes take as long as `seconds` says of (threads, columns)."""
+
+    def __init__(self, seconds, threads: int = 4, size: int = 1 << 20) -> None:
+        self.seconds, self.columns = seconds, []
+        self.info = SimpleNamespace(
+            n_threads=threads, size_bytes=size, token_bos=1, n_ctx=64, n_vocab=9
+        )
+
+    def verify(self, trees) -> None:
+        (_, tokens, _) = trees[0]
+        self.columns.append(len(tokens))
+        time.sleep(self.seconds(self.info.n_threads, len(tokens)))
+
+    def reset(self, slot: int) -> None:
+        pass
+
+    def set_threads(self, n: int) -> None:
+        self.info.n_threads = n
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size", "expected"),
+    [
+        pytest.param(lambda n, columns: 0.004 * n, 1 << 20, 1, id="threads-wait"),
+        pytest.param(lambda n, columns: 0.016 / n, 1 << 20, 4, id="threads-help"),
+        pytest.param(lambda n, columns: 0.004 * n, 1 << 31, 4, id="large-models-take-all"),
+    ],
+)
+def test_the_faster_number_of_threads_is_taken(seconds, size: int, expected: int) -> None:
+    native = Played(seconds, size=size)
+    assert choose_threads(native) == native.info.n_threads == expected
+
+
+@pytest.mark.parametrize(
+    ("pass_seconds", "sizes"),
+    [(0.0, {1, 2, 3, 4, 6, 8}), (0.04, {1, 2, 4, 8}), (0.31, {1, 4})],
+)
+def test_slow_models_are_measured_briefly(pass_seconds: float, sizes: set[int]) -> None:
+    native = Played(lambda n, columns: pass_seconds)
+    measured = measure(native, 8, rounds=1, seconds=0.1, brief=True)
+    assert {one.columns for one in measured} == sizes
 
 
 def test_threads_are_chosen_among_those_of_the_engine(plain) -> None:

@@ -129,6 +129,20 @@ def test_a_sequence_moves_with_what_its_drafter_knows(
         np.testing.assert_array_equal(found.log_probs, expected.log_probs)
 
 
+def test_features_do_not_pile_up_while_nothing_is_drafted(
+    model: Path, synthetic_drafter: SyntheticDrafter
+) -> None:
+    config = EngineConfig(n_threads=1)
+    with NativeEngine.open(model, config, n_ctx=1024, max_nodes=4) as native:
+        native.dflash_open(synthetic_drafter("dflash"))
+        native.prefill(0, [5, 6, 7])
+        native.timings(reset=True)
+        for _ in range(600):
+            native.verify([(0, [5], [-1])])
+            native.commit(0, [0])
+        assert native.timings().n_draft_passes == 2  # once 256 have gathered, and again
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -467,6 +467,23 @@ def test_tree_speculation_emits_what_plain_decoding_emits(
     assert outputs[1:] == outputs[:1] * 3
 
 
+def test_graphs_are_kept_while_the_size_of_trees_changes(clean: NativeEngine) -> None:
+    """A size that comes back costs no building; the first two times of each size do."""
+    clean.prefill(0, [5, 6, 7])
+    sizes = (1, 4, 2, 7, 3)
+
+    def verify(rounds: int) -> int:
+        clean.timings(reset=True)
+        for _ in range(rounds):
+            for n in sizes:
+                clean.verify([(0, [5] * n, range(-1, n - 1))])
+                clean.commit(0, [0])
+        return clean.timings().n_graph_reused
+
+    verify(2)
+    assert verify(6) == 6 * len(sizes)
+
+
 # ---- state ------------------------------------------------------------------------------------------
 
 

@@ -189,6 +189,12 @@ void Dflash::catch_up(int32_t seq, Sequence & s) {
     }
 }
 
+void Dflash::catch_up_if_many(int32_t seq, Sequence & s) {
+    if (s.length() - s.dflash_fed >= (int32_t) many_unseen) {
+        catch_up(seq, s);
+    }
+}
+
 void Dflash::draft(const std::vector<Request> & requests, int32_t depth, int32_t top_k, int32_t * tokens,
                    float * log_probs, float * pairs, float * confidence) {
     for (const Request & r : requests) {

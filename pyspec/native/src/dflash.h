@@ -35,6 +35,8 @@ public:
 
     // Injects the features of the committed tokens that the drafter has not seen.
     void catch_up(int32_t seq, Sequence & s);
+    // The same, but only once many have gathered: they take memory while nothing is drafted.
+    void catch_up_if_many(int32_t seq, Sequence & s);
 
     struct Request {
         int32_t    seq;

@@ -250,6 +250,9 @@ Sequence & Engine::ready(int32_t seq) {
     if (mtp) {
         mtp->catch_up_if_many(seq, sequences[seq]);
     }
+    if (dflash) {
+        dflash->catch_up_if_many(seq, sequences[seq]);
+    }
     return sequences[seq];
 }
 

@@ -15,9 +15,6 @@ namespace pyspec {
 
 namespace {
 
-// Beyond this many, committed tokens are fed without waiting for the next draft.
-constexpr uint32_t many = 256;
-
 // Up to this many tokens a pass, attention on a context that takes trees rounds the same however they are batched
 // (ggml_flash_attn_ext_set_ordered): the drafts do not depend on when the block was fed.
 constexpr uint32_t exact_ubatch = GGML_TREE_MAX_NODES;
@@ -143,7 +140,7 @@ void Mtp::catch_up(int32_t seq, Sequence & s) {
 }
 
 void Mtp::catch_up_if_many(int32_t seq, Sequence & s) {
-    if (unseen(s) >= many) {
+    if (unseen(s) >= many_unseen) {
         catch_up(seq, s);
     }
 }

@@ -8,6 +8,9 @@
 
 namespace pyspec {
 
+// Beyond this many, committed tokens are fed to a drafter without waiting for its next draft.
+constexpr uint32_t many_unseen = 256;
+
 struct Sequence {
     std::vector<int32_t> tokens;        // the target's memory holds exactly these, unless it is stale
     bool                 stale = false; // the target's memory is empty and must be rebuilt from `tokens`
