@@ -12,9 +12,8 @@ produced in one (the rate). So a tree of w nodes for each of S sequences is wort
 
     sum of the values of its nodes - rate * cost(S * w)
 
-and the w with the highest worth is taken (the rule that maximises tokens per second in the long
-run; compare Sadhukhan et al., MagicDec, arXiv 2408.11049, and DSpark's scheduler, which maximises
-expected tokens times steps per second). cost() is measured, see `pyspec.cost`.
+and the w with the highest worth is taken: by the renewal-reward theorem that maximises tokens per
+second in the long run. cost() is measured, see `pyspec.cost`.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _TRIAL = 5  # steps of a trial
 _COLD = 1  # steps after a change that say nothing of a plan's cost
 _FIRST_TRY = 32  # steps until a slower plan is tried again
 _LAST_TRY = 1024  # the same, when it was slower every time
-_MARGIN = 1.03
-_RATE_FADE = 0.97
-_COST_FADE = 0.92
+_MARGIN = 1.03  # how much faster than plain decoding a plan must be to be used
+_RATE_FADE = 0.97  # of the rate, per step
+_COST_FADE = 0.92  # of a plan's costs, per step that used it
 
 
 @dataclass(slots=True)
@@ -66,6 +65,8 @@ class Trial:
     due: int = 0
     costs: dict[int, list[float]] = field(default_factory=dict)
     """By number of sequences: milliseconds of drafting, and of the rest for the usual tree."""
+    whole: dict[int, list[float]] = field(default_factory=dict)
+    """By number of sequences: tokens and milliseconds of a step that asked all of the plan."""
 
 
 @dataclass(slots=True)
@@ -73,8 +74,8 @@ class Proposal:
     """What the controller remembers of a tree until its outcome is known."""
 
     builder: TreeBuilder
-    kept: list[int]  # builder's node of every node of the tree
-    keys: list[Key | None]  # of every builder's node
+    kept: list[int] = field(default_factory=list)  # builder's node of every node of the tree
+    keys: list[Key] = field(default_factory=list)  # of every builder's node but the root
 
 
 class Controller(Drafter):
@@ -102,11 +103,11 @@ class Controller(Drafter):
         for source in self.sources:
             source.warm_up()
         self._proposals: dict[int, Proposal] = {}
-        self._held = PLAIN  # the plan that was decided on
-        self._plan = PLAIN  # the drafters that were asked in this step
-        self._age = 0  # steps that they have been asked without a break
-        self._trying = False
+        self._plan = PLAIN
+        self._age = 0  # steps that it has been used without a break
         self._hold = 0  # steps that it stays for certain
+        self._trying = False  # it is not the fastest
+        self._rested = False  # the free drafters were enough in this step
         self._sequences = 0
         self._steps = 0
         self._tokens = 0
@@ -120,27 +121,42 @@ class Controller(Drafter):
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         self._steps += 1
         self._sequences = len(contexts)
-        plan = self._held = self._choose_plan(contexts)
-        proposals = [Proposal(TreeBuilder(context.root), [], [None]) for context in contexts]
-        values = self._ask(contexts, proposals, plan & self._free)
-        if costly := plan - self._free:
-            if not self._trying and self._enough(contexts, values, plan):
-                plan &= self._free
-            else:
-                values = self._ask(contexts, proposals, costly)
+        plan = self._choose_plan(contexts)
         self._age = self._age + 1 if plan == self._plan else 0
         self._plan = plan
         self._proposals = {}
         if plan == PLAIN:
             return [DraftTree.root(context.root) for context in contexts]
-        size = self._choose_size(values)
+        proposals = [Proposal(TreeBuilder(context.root)) for context in contexts]
+        values, size = self._ask_plan(contexts, proposals)
         trees = []
         for context, proposal, value in zip(contexts, proposals, values, strict=True):
-            kept = _most_valuable(proposal.builder, value, min(size, context.max_nodes))
-            proposal.kept = kept
+            proposal.kept = _most_valuable(proposal.builder, value, min(size, context.max_nodes))
             self._proposals[context.slot] = proposal
-            trees.append(proposal.builder.take(kept))
+            trees.append(proposal.builder.take(proposal.kept))
         return trees
+
+    def _ask_plan(
+        self, contexts: Sequence[DraftContext], proposals: list[Proposal]
+    ) -> tuple[list[list[float]], int]:
+        """Values of the nodes, and the size of tree, after the plan's drafters were asked.
+
+        The free ones are asked first. Where their trees are worth as much as the plan's usually
+        are, the others are not asked: where text repeats itself they are right for nothing, and
+        elsewhere they have little to say. In a trial all are, or nothing would be learned.
+        """
+        free = self._plan & self._free
+        self._rested = False
+        if free:
+            values = self._ask(contexts, proposals, free)
+            size, worth = self._choose_size(values)
+            if free == self._plan:
+                return values, size
+            self._rested = not self._trying and worth >= self._usual_worth(len(contexts))
+            if self._rested:
+                return values, size
+        values = self._ask(contexts, proposals, self._plan - free)
+        return values, self._choose_size(values)[0]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         self._tokens = sum(len(outcome.path.tokens) for outcome in outcomes)
@@ -158,14 +174,18 @@ class Controller(Drafter):
     def observe_cost(self, cost: StepCost) -> None:
         self.curve.observe(cost.columns, cost.rest_ms)
         ms = cost.draft_ms + cost.rest_ms
-        known = self._trials[self._plan].costs.get(self._sequences)
+        trial, n = self._trials[self._plan], self._sequences
+        known = trial.costs.get(n)
         if known is None:
-            rest = min(cost.rest_ms, self.curve.ms(cost.columns))
-            self._trials[self._plan].costs[self._sequences] = [cost.draft_ms, rest]
+            trial.costs[n] = [cost.draft_ms, min(cost.rest_ms, self.curve.ms(cost.columns))]
         elif self._age >= _COLD:  # caches are warm again, and what was left out is made up
             # The mean, of trees of all sizes; but what takes far longer was delayed from outside.
             known[0] = _mix(known[0], min(cost.draft_ms, 2 * known[0] + 0.1), _COST_FADE)
             known[1] = _mix(known[1], min(cost.rest_ms, 2 * known[1]), _COST_FADE)
+        if not self._rested:
+            whole = trial.whole.setdefault(n, [self._tokens, ms])
+            whole[0] = _mix(whole[0], self._tokens, _COST_FADE)
+            whole[1] = _mix(whole[1], min(ms, 2 * whole[1]), _COST_FADE)
         if self._tokens:
             rate = self._tokens / ms
             self._rate = rate if self._steps == 1 else _mix(self._rate, rate, _RATE_FADE)
@@ -188,9 +208,9 @@ class Controller(Drafter):
     def _choose_plan(self, contexts: Sequence[DraftContext]) -> Plan:
         """The fastest plan, or one that is due to be tried; either is kept for some steps."""
         allowed = self._allowed(contexts)
-        if self._hold > 0 and self._held in allowed:
+        if self._hold > 0 and self._plan in allowed:
             self._hold -= 1
-            return self._held
+            return self._plan
         self._trying = False
         speeds = {plan: self._speed(plan, contexts) for plan in allowed}
         speeds[PLAIN] *= _MARGIN  # what is hardly faster may as well be slower
@@ -262,28 +282,15 @@ class Controller(Drafter):
             trees = source.propose([context for _, context in asked])
             for (proposal, _), tree in zip(asked, trees, strict=True):
                 proposal.builder.add_tree(tree, mark)
-        if not names:
-            return [[1.0] for _ in contexts]
         return [
             self._value(context.slot, proposal)
             for context, proposal in zip(contexts, proposals, strict=True)
         ]
 
-    def _enough(
-        self, contexts: Sequence[DraftContext], values: list[list[float]], plan: Plan
-    ) -> bool:
-        """True when the free drafters' trees are worth as much as the plan's usually are.
-
-        Where text repeats itself, they are right for nothing; elsewhere they have nothing to say.
-        """
-        costs = self._trials[plan].costs.get(len(contexts))
-        if costs is None or not plan & self._free:
-            return False
-        size = self._choose_size(values)
-        tokens = sum(1 + sum(sorted(value[1:], reverse=True)[: size - 1]) for value in values)
-        worth = tokens - self._rate * self.curve.ms(len(contexts) * size)
-        usual = sum(self._expected(plan, context.slot) for context in contexts)
-        return worth >= usual - self._rate * sum(costs)
+    def _usual_worth(self, n: int) -> float:
+        """What a step that asks all of the plan is usually worth; infinite where not known."""
+        whole = self._trials[self._plan].whole.get(n)
+        return math.inf if whole is None else whole[0] - self._rate * whole[1]
 
     def _least_probable(self, source: Drafter) -> float:
         """Below this probability of a path, another pass of the drafter costs more than it gives.
@@ -301,43 +308,37 @@ class Controller(Drafter):
 
     def _value(self, slot: int, proposal: Proposal) -> list[float]:
         """Probability of acceptance of every node of the builder; fills the proposal's keys."""
-        builder = proposal.builder
-        keys: list[Key | None] = [None]
-        proposal.keys = keys
-        if len(builder) == 1:
-            return [1.0]
-        ranks: dict[int, int] = {}
+        builder, keys = proposal.builder, proposal.keys
+        keys.clear()
         value = [1.0]
         probability = self._calibration.probability
-        order = _by_rank(builder)
-        rank_of = [0] * len(builder)
-        for node in order:
-            parent = builder.parents[node]
-            rank_of[node] = ranks.get(parent, 0)
-            ranks[parent] = rank_of[node] + 1
+        rank = _ranks(builder)
         for node in range(1, len(builder)):
             log_prob = builder.log_probs[node]
-            key = key_of(builder.sources[node], builder.depths[node], rank_of[node], log_prob)
+            key = key_of(builder.sources[node], builder.depths[node], rank[node], log_prob)
             keys.append(key)
             value.append(value[builder.parents[node]] * probability(slot, key, log_prob))
         return value
 
-    def _choose_size(self, values: Sequence[Sequence[float]]) -> int:
-        """The number of nodes a tree for which the sequences together gain the most."""
-        ranked = [sorted(value[1:], reverse=True) for value in values]
-        most = 1 + max(map(len, ranked))
+    def _choose_size(self, values: Sequence[Sequence[float]]) -> tuple[int, float]:
+        """The number of nodes a tree for which the sequences together gain the most, and its worth.
+
+        The worth counts all tokens, the one of every root among them.
+        """
+        ranked = [sorted(value, reverse=True) for value in values]  # the root's 1 comes first
+        most = max(map(len, ranked))
         n = len(ranked)
         best, best_worth, gained, counted = 1, -math.inf, 0.0, 0
         for size in self._sizes:
             if size > most:
                 break
             for value in ranked:
-                gained += sum(value[counted : size - 1])
-            counted = size - 1
+                gained += sum(value[counted:size])
+            counted = size
             worth = gained - self._rate * self.curve.ms(n * size)
             if worth > best_worth:
                 best, best_worth = size, worth
-        return best
+        return best, best_worth
 
     # ---- learn ----
 
@@ -349,9 +350,8 @@ class Controller(Drafter):
         for node in range(1, len(parents)):
             token = drawn.get(parents[node])
             if token is not None:
-                key = proposal.keys[proposal.kept[node]]
-                if key is not None:
-                    self._calibration.observe(outcome.slot, key, tokens[node] == token)
+                key = proposal.keys[proposal.kept[node] - 1]
+                self._calibration.observe(outcome.slot, key, tokens[node] == token)
 
 
 def _plans(sources: Sequence[Drafter]) -> list[Plan]:
@@ -364,10 +364,15 @@ def _plans(sources: Sequence[Drafter]) -> list[Plan]:
     return [*plans, PLAIN]
 
 
-def _by_rank(builder: TreeBuilder) -> list[int]:
-    """The nodes but the root, the most probable children of a node first."""
-    log_probs = builder.log_probs
-    return sorted(range(1, len(builder)), key=lambda node: -log_probs[node])
+def _ranks(builder: TreeBuilder) -> list[int]:
+    """For every node its rank among the children of its parent, 0 the most probable."""
+    log_probs, parents = builder.log_probs, builder.parents
+    rank = [0] * len(builder)
+    seen: dict[int, int] = {}  # children of a node that were met
+    for node in sorted(range(1, len(builder)), key=lambda node: -log_probs[node]):
+        rank[node] = seen.get(parents[node], 0)
+        seen[parents[node]] = rank[node] + 1
+    return rank
 
 
 def _most_valuable(builder: TreeBuilder, value: Sequence[float], size: int) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from pyspec import AcceptedPath, DraftConfig, DraftContext, Drafter, DraftTree, Outcome
 from pyspec.calibration import Calibration, key_of
-from pyspec.controller import PLAIN, Controller
+from pyspec.controller import Controller
 from pyspec.cost import CostCurve
 from pyspec.drafter import StepCost
 
@@ -57,7 +57,7 @@ def play(
     for step in range(steps):
         contexts = [DraftContext(slot, own, 16, 15) for slot, own in tokens.items()]
         trees = controller.propose(contexts)
-        drafted = controller._plan != PLAIN
+        drafted = controller._plan - controller._free and not controller._rested
         outcomes, count = [], 0
         for slot, tree in enumerate(trees):
             nodes = [0]
@@ -141,6 +141,70 @@ def test_limits_of_a_request_hold() -> None:
         ]
     )
     assert len(trees[0]) <= 3 and trees[1].max_depth <= 1 and len(trees[2]) == len(trees[3]) == 1
+
+
+class Free(Chain):
+    """A chain that costs nothing."""
+
+    name = "free"
+    free = True
+
+
+class Phases(Free):
+    """Drafts in every second stretch of ten steps, as where text repeats itself now and then."""
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        drafts = (self.asked // 10) % 2
+        trees = super().propose(contexts)
+        return trees if drafts else [DraftTree.root(one.root) for one in contexts]
+
+
+def test_drafters_that_cost_rest_where_free_ones_are_enough() -> None:
+    costly, free = Chain(), Phases()
+    controller = Controller([costly, free], CostCurve([(1, 1.0), (8, 1.2)]), 8)
+    play(controller, CURVES["flat"], 0.95, draft_ms=0.4, steps=400)
+    costly.asked = free.asked = 0
+    play(controller, CURVES["flat"], 0.95, draft_ms=0.4, steps=400)
+    assert free.asked > 390
+    assert 180 < costly.asked < 260  # the other half of the steps, and trials
+
+
+def test_of_siblings_the_one_that_is_right_is_learned() -> None:
+    class Siblings(Chain):
+        def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+            return [DraftTree.from_parents([5, 6, 7], [-1, 0, 0], [0, -0.3, -1.6])]
+
+    controller = Controller([Siblings()], CostCurve([(1, 1.0), (2, 1.1), (3, 9.0)]), 8)
+    context = DraftContext(0, [5], 8, 4)
+    trees = []
+    for _ in range(100):
+        (tree,) = controller.propose([context])
+        trees.append(tree.tokens.tolist())
+        right = tree.child(0, 7)
+        path = ((0, right), (7, 9)) if right else ((0,), (7,))
+        controller.observe([Outcome(0, tree, AcceptedPath(*path))])
+        controller.observe_cost(StepCost(len(tree), 0.0, 1.0 + 0.1 * (len(tree) - 1)))
+    drafted = [tree for tree in trees if len(tree) == 2]
+    assert drafted[0] == [5, 6]
+    assert drafted[-1] == [5, 7]
+
+
+def test_drafters_that_cost_are_asked_where_free_ones_are_silent() -> None:
+    costly = Chain()
+    controller = Controller([costly, Free(depth=0)], CostCurve([(1, 1.0), (8, 1.2)]), 8)
+    play(controller, CURVES["flat"], 0.95, steps=400)
+    costly.asked = 0
+    rate = play(controller, CURVES["flat"], 0.95, steps=400)
+    assert costly.asked > 300 and rate > 3.0
+
+
+def test_plain_steps_ask_nobody() -> None:
+    source = Chain()
+    controller = Controller([source], CostCurve([(1, 1.0), (8, 8.0)]), 8)
+    play(controller, CURVES["linear"], 0.0, draft_ms=1.0, steps=60)
+    source.asked = 0
+    trees = [controller.propose([DraftContext(0, [5], 16, 15)]) for _ in range(4)]
+    assert source.asked == 0 and all(len(tree) == 1 for step in trees for tree in step)
 
 
 def test_sources_hear_of_what_ends() -> None:
