@@ -227,9 +227,13 @@ class Cursor:
             if drafts:
                 tree = DraftTree.chain([root, *drafts[: free - 1]])
             elif remaining > 1:
-                tokens = [*self._committed, root]
-                context = DraftContext(SLOT, tokens, free, min(remaining, free) - 1)
-                (tree,) = self._drafter.propose([context])
+                self._committed.append(root)  # for the drafter's eyes, not copied: texts are long
+                try:
+                    limit = min(remaining, free) - 1
+                    context = DraftContext(SLOT, self._committed, free, limit)
+                    (tree,) = self._drafter.propose([context])
+                finally:
+                    self._committed.pop()
             else:
                 tree = DraftTree.root(root)
         with self._timed("verify"):
