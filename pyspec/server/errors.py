@@ -21,10 +21,11 @@ from pyspec.errors import (
     ComputeError,
     ContextError,
     PyspecError,
+    QueueFullError,
     StateError,
 )
 from pyspec.server.service import ClientGone
-from pyspec.server.worker import DeadlineError, QueueFullError
+from pyspec.server.worker import DeadlineError
 
 ANTHROPIC_PATH = "/v1/messages"
 

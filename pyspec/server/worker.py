@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pyspec.chat import ChatPrompt
 from pyspec.config import SamplingConfig
 from pyspec.decoder import Emission
-from pyspec.errors import PyspecError, StateError
+from pyspec.errors import PyspecError, QueueFullError, StateError
 from pyspec.generate import Engine
 from pyspec.logprobs import TokenLogprob
 from pyspec.prefill import Segment
@@ -146,10 +146,6 @@ class Outbox:
     async def next(self) -> tuple[int, Event]:
         """The next event and the index of its job."""
         return await self._events.get()
-
-
-class QueueFullError(PyspecError):
-    """More jobs are waiting than the server is willing to hold."""
 
 
 class DeadlineError(PyspecError):
