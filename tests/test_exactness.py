@@ -28,6 +28,13 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.skipif("AVX512_VNNI = 1" not in SYSTEM, reason="needs AVX-512 VNNI")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_products_of_a_whole_prompt(kind: str) -> None:
+    """What `repack_vnni` multiplies has no bound on columns."""
+    assert measure.mul_mat_differences(kind, True, [200, 512]) == []
+
+
 @pytest.mark.parametrize(("kind", "repack"), PRODUCTS)
 def test_products(kind: str, repack: bool) -> None:
     """The table says what this machine does."""
