@@ -8,7 +8,6 @@ left to right, and a chain is a tree in which every parent is the node before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,59 +18,112 @@ from pyspec.errors import TreeError
 _NO_SOURCE: frozenset[str] = frozenset()
 
 
-_ROOT_PARENTS = np.array([-1], np.int32)
-_ROOT_DEPTHS = np.zeros(1, np.int32)
-_ROOT_LOG_PROBS = np.zeros(1, np.float32)
-for _array in (_ROOT_PARENTS, _ROOT_DEPTHS, _ROOT_LOG_PROBS):
-    _array.flags.writeable = False  # all trees of one node share them
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class DraftTree:
-    """A draft tree of n nodes.
+    """A draft tree of n nodes; it does not change.
 
     Attributes:
-        tokens: int32 [n]; token ids.
-        parents: int32 [n]; ``parents[0] == -1`` and ``0 <= parents[i] < i`` for all others.
-        depths: int32 [n]; 0 at the root, else the parent's depth + 1.
-        log_probs: float32 [n]; log-probability of a node given its parent, as its drafter sees it;
-            0 at the root.
         sources: For every node the names of the drafters that proposed it; empty when not kept.
+        token_list: `tokens` as a list; so are the next three. Steps are made of these.
+        parent_list: `parents` as a list.
+        depth_list: `depths` as a list.
+        log_prob_list: `log_probs` as a list.
 
     Raises:
         TreeError: The arrays do not describe a tree of 1 to 64 nodes.
     """
 
-    tokens: NDArray[np.int32]
-    parents: NDArray[np.int32]
-    depths: NDArray[np.int32]
-    log_probs: NDArray[np.float32]
-    sources: tuple[frozenset[str], ...] = ()
+    __slots__ = (
+        "_arrays",
+        "depth_list",
+        "log_prob_list",
+        "parent_list",
+        "sources",
+        "token_list",
+    )
 
-    def __post_init__(self) -> None:
-        for name, dtype in _FIELDS:
-            array = _as_array(name, getattr(self, name), dtype)
-            object.__setattr__(self, name, array)
-            if array.shape != self.tokens.shape:
-                raise TreeError(f"{name} has {array.size} entries, tokens has {self.tokens.size}")
-        n = self.tokens.size
+    def __init__(
+        self,
+        tokens: ArrayLike,
+        parents: ArrayLike,
+        depths: ArrayLike,
+        log_probs: ArrayLike,
+        sources: tuple[frozenset[str], ...] = (),
+    ) -> None:
+        arrays = {
+            "tokens": _as_array("tokens", tokens, np.int32),
+            "parents": _as_array("parents", parents, np.int32),
+            "depths": _as_array("depths", depths, np.int32),
+            "log_probs": _as_array("log_probs", log_probs, np.float32),
+        }
+        n = arrays["tokens"].size
+        for name, array in arrays.items():
+            if array.size != n:
+                raise TreeError(f"{name} has {array.size} entries, tokens has {n}")
         if not 1 <= n <= MAX_NODES:
             raise TreeError(f"tree has {n} nodes, must have 1 to {MAX_NODES}")
-        _check_parents(self.parents.tolist(), self.depths.tolist())
-        if self.sources and len(self.sources) != n:
-            raise TreeError(f"sources has {len(self.sources)} entries, tokens has {n}")
+        if sources and len(sources) != n:
+            raise TreeError(f"sources has {len(sources)} entries, tokens has {n}")
+        self.token_list: list[int] = arrays["tokens"].tolist()
+        self.parent_list: list[int] = arrays["parents"].tolist()
+        self.depth_list: list[int] = arrays["depths"].tolist()
+        self.log_prob_list: list[float] = arrays["log_probs"].tolist()
+        self.sources = sources
+        self._arrays: dict[str, NDArray] = arrays
+        _check_parents(self.parent_list, self.depth_list)
 
     @classmethod
     def root(cls, token: int) -> DraftTree:
         """The tree of one node: nothing is drafted, the step is plain decoding."""
+        return cls.trusted([token], [-1], [0], [0.0])
+
+    @classmethod
+    def trusted(
+        cls,
+        tokens: list[int],
+        parents: list[int],
+        depths: list[int],
+        log_probs: list[float],
+        sources: tuple[frozenset[str], ...] = (),
+    ) -> DraftTree:
+        """A tree from lists that are known to describe one, and that it keeps."""
         tree = object.__new__(cls)
-        put = object.__setattr__
-        put(tree, "tokens", np.array((token,), np.int32))
-        put(tree, "parents", _ROOT_PARENTS)
-        put(tree, "depths", _ROOT_DEPTHS)
-        put(tree, "log_probs", _ROOT_LOG_PROBS)
-        put(tree, "sources", ())
+        tree.token_list = tokens
+        tree.parent_list = parents
+        tree.depth_list = depths
+        tree.log_prob_list = log_probs
+        tree.sources = sources
+        tree._arrays = {}
         return tree
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [n]; token ids."""
+        return self._array("tokens", self.token_list, np.int32)
+
+    @property
+    def parents(self) -> NDArray[np.int32]:
+        """int32 [n]; ``parents[0] == -1`` and ``0 <= parents[i] < i`` for all others."""
+        return self._array("parents", self.parent_list, np.int32)
+
+    @property
+    def depths(self) -> NDArray[np.int32]:
+        """int32 [n]; 0 at the root, else the parent's depth + 1."""
+        return self._array("depths", self.depth_list, np.int32)
+
+    @property
+    def log_probs(self) -> NDArray[np.float32]:
+        """float32 [n]; log-probability of a node given its parent, as its drafter sees it.
+
+        0 at the root.
+        """
+        return self._array("log_probs", self.log_prob_list, np.float32)
+
+    def _array(self, name: str, values: list, dtype: type) -> NDArray:
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = np.array(values, dtype)
+            array.flags.writeable = False  # the lists would not follow
+        return array
 
     @classmethod
     def chain(
@@ -80,10 +132,10 @@ class DraftTree:
         """A chain: ``tokens[0]`` is the root, each further token follows the one before."""
         n = len(tokens)
         return cls(
-            np.asarray(tokens, np.int32),
-            np.arange(-1, n - 1, dtype=np.int32),
-            np.arange(n, dtype=np.int32),
-            np.zeros(n, np.float32) if log_probs is None else np.asarray(log_probs, np.float32),
+            tokens,
+            np.arange(-1, n - 1),
+            np.arange(n),
+            np.zeros(n) if log_probs is None else log_probs,
             _marks(source, n),
         )
 
@@ -107,39 +159,20 @@ class DraftTree:
             depths.append(depths[parent] + 1 if node else 0)
         n = len(tokens)
         return cls(
-            np.asarray(tokens, np.int32),
-            np.asarray(parents, np.int32),
-            np.asarray(depths, np.int32),
-            np.zeros(n, np.float32) if log_probs is None else np.asarray(log_probs, np.float32),
+            tokens,
+            parents,
+            depths,
+            np.zeros(n) if log_probs is None else log_probs,
             _marks(source, n),
         )
 
-    @classmethod
-    def _trusted(
-        cls,
-        tokens: Sequence[int],
-        parents: Sequence[int],
-        depths: Sequence[int],
-        log_probs: Sequence[float],
-        sources: tuple[frozenset[str], ...],
-    ) -> DraftTree:
-        """A tree from lists that are known to describe one: every step makes some."""
-        tree = object.__new__(cls)
-        put = object.__setattr__
-        put(tree, "tokens", np.array(tokens, np.int32))
-        put(tree, "parents", np.array(parents, np.int32))
-        put(tree, "depths", np.array(depths, np.int32))
-        put(tree, "log_probs", np.array(log_probs, np.float32))
-        put(tree, "sources", sources)
-        return tree
-
     def __len__(self) -> int:
-        return self.tokens.size
+        return len(self.token_list)
 
     @property
     def max_depth(self) -> int:
         """Depth of the deepest node; 0 when nothing is drafted."""
-        return max(self.depths.tolist())
+        return max(self.depth_list)
 
     @property
     def is_chain(self) -> bool:
@@ -148,8 +181,10 @@ class DraftTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The first child of `node` that carries `token`, or None."""
-        hits = np.flatnonzero((self.parents == node) & (self.tokens == token))
-        return int(hits[0]) if hits.size else None
+        for one in range(node + 1, len(self)):
+            if self.parent_list[one] == node and self.token_list[one] == token:
+                return one
+        return None
 
     def children(self, node: int) -> NDArray[np.int32]:
         """int32 [k]; the children of `node` in order."""
@@ -158,7 +193,7 @@ class DraftTree:
     def path(self, node: int) -> NDArray[np.int32]:
         """int32 [depth + 1]; the nodes from the root to `node`, both included."""
         nodes = [node]
-        while (node := int(self.parents[node])) >= 0:
+        while (node := self.parent_list[node]) >= 0:
             nodes.append(node)
         return np.asarray(nodes[::-1], np.int32)
 
@@ -170,7 +205,7 @@ class DraftTree:
         """float64 [n]; for every node the log-probability of its whole path."""
         total = np.zeros(len(self))
         for node in range(1, len(self)):
-            total[node] = total[self.parents[node]] + float(self.log_probs[node])
+            total[node] = total[self.parent_list[node]] + self.log_prob_list[node]
         return total
 
     def pruned(self, nodes: int, depth: int) -> DraftTree:
@@ -179,18 +214,35 @@ class DraftTree:
             return self
         score = self.path_log_probs()
         # A node can never score above its parent, so with ties broken by index parents come first.
-        order = sorted(np.flatnonzero(self.depths <= depth).tolist(), key=lambda i: (-score[i], i))
-        return self._take(sorted(order[: max(nodes, 1)]))
+        nodes_in = [node for node in range(len(self)) if self.depth_list[node] <= depth]
+        nodes_in.sort(key=lambda node: (-score[node], node))
+        return self.take(nodes_in[: max(nodes, 1)])
 
-    def _take(self, keep: list[int]) -> DraftTree:
-        new_index = {old: new for new, old in enumerate(keep)}
-        parents = [-1, *(new_index[int(self.parents[node])] for node in keep[1:])]
-        return DraftTree(
-            self.tokens[keep],
-            np.asarray(parents, np.int32),
-            self.depths[keep],
-            self.log_probs[keep],
-            tuple(self.sources[node] for node in keep) if self.sources else (),
+    def take(self, keep: Iterable[int]) -> DraftTree:
+        """The tree of the nodes `keep`, which hold every one's parent."""
+        kept = sorted(keep)
+        if len(kept) == len(self):
+            return self
+        place = {old: new for new, old in enumerate(kept)}
+        parents = self.parent_list
+        return DraftTree.trusted(
+            [self.token_list[node] for node in kept],
+            [-1, *(place[parents[node]] for node in kept[1:])],
+            [self.depth_list[node] for node in kept],
+            [self.log_prob_list[node] for node in kept],
+            tuple(self.sources[node] for node in kept) if self.sources else (),
+        )
+
+    def marked(self, sources: frozenset[str]) -> DraftTree:
+        """The same tree; nodes without sources of their own have `sources`."""
+        if self.sources:
+            return self
+        return DraftTree.trusted(
+            self.token_list,
+            self.parent_list,
+            self.depth_list,
+            self.log_prob_list,
+            (sources,) * len(self),
         )
 
 
@@ -244,18 +296,36 @@ class TreeBuilder:
         Raises:
             TreeError: It starts from another root.
         """
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = tree.token_list, tree.parent_list
         if tokens[0] != self.tokens[0]:
             raise TreeError(f"trees start from tokens {self.tokens[0]} and {tokens[0]}, must agree")
+        if len(tokens) == 1:
+            return [0]
         own = tree.sources
         if own or sources:
             self.sources[0] |= own[0] if own else sources
-        log_probs = tree.log_probs.tolist()
+        if len(self.tokens) == 1 and self._copy(tree, sources):
+            return list(range(len(tokens)))
+        log_probs = tree.log_prob_list
         place = [0]
         for node in range(1, len(tokens)):
             mark = own[node] if own else sources
             place.append(self.add(place[parents[node]], tokens[node], log_probs[node], mark))
         return place
+
+    def _copy(self, tree: DraftTree, sources: frozenset[str]) -> bool:
+        """Takes all of `tree` over into a builder that has a root only, unless nodes are alike."""
+        tokens, parents = tree.token_list, tree.parent_list
+        known = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
+        if len(known) != len(tokens):
+            return False
+        self._known = known
+        self.tokens = tokens.copy()
+        self.parents = parents.copy()
+        self.depths = tree.depth_list.copy()
+        self.log_probs = tree.log_prob_list.copy()
+        self.sources[1:] = tree.sources[1:] if tree.sources else [sources] * (len(tokens) - 1)
+        return True
 
     def path_log_probs(self) -> list[float]:
         """For every node the log-probability of its whole path."""
@@ -277,18 +347,12 @@ class TreeBuilder:
 
     def take(self, keep: Iterable[int]) -> DraftTree:
         """The tree of the nodes `keep`, which hold every one's parent."""
-        kept = sorted(keep)
-        place = {old: new for new, old in enumerate(kept)}
-        parents = [-1]
-        parents += [place[self.parents[node]] for node in kept[1:]]
-        sources = [self.sources[node] for node in kept]
-        return DraftTree._trusted(
-            [self.tokens[node] for node in kept],
-            parents,
-            [self.depths[node] for node in kept],
-            [self.log_probs[node] for node in kept],
-            tuple(sources) if any(sources) else (),
-        )
+        return self.tree().take(keep)
+
+    def tree(self) -> DraftTree:
+        """The tree of all nodes; the builder is not used any more."""
+        sources = tuple(self.sources) if any(self.sources) else ()
+        return DraftTree.trusted(self.tokens, self.parents, self.depths, self.log_probs, sources)
 
 
 def merge(
@@ -306,22 +370,15 @@ def merge(
     named = list(trees.items()) if isinstance(trees, Mapping) else [("", tree) for tree in trees]
     if not named:
         raise TreeError("merge needs at least one tree, got none")
-    builder = TreeBuilder(int(named[0][1].tokens[0]))
+    builder = TreeBuilder(named[0][1].token_list[0])
     for name, tree in named:
         builder.add_tree(tree, frozenset([name] if name else []))
     return builder.best(nodes)
 
 
-_FIELDS = (
-    ("tokens", np.int32),
-    ("parents", np.int32),
-    ("depths", np.int32),
-    ("log_probs", np.float32),
-)
-
-
 def _as_array(name: str, value: ArrayLike, dtype: type) -> NDArray:
-    array: NDArray = np.ascontiguousarray(value, dtype)
+    array: NDArray = np.array(value, dtype)
+    array.flags.writeable = False
     if array.ndim != 1:
         raise TreeError(f"{name} has shape {array.shape}, must have one dimension")
     return array

@@ -45,7 +45,10 @@ class Verifier:
                     f"tree has {len(tree)} nodes, engine was opened for {self.max_nodes}"
                 )
         self._native.verify(
-            [(slot, tree.tokens, tree.parents) for slot, tree in zip(slots, trees, strict=True)]
+            [
+                (slot, tree.token_list, tree.parent_list)
+                for slot, tree in zip(slots, trees, strict=True)
+            ]
         )
 
     def accept(
@@ -69,7 +72,7 @@ class Verifier:
         nodes, bonus = self._native.accept(sampler, slot, min(max_tokens, len(tree)), stop_at_end)
         if len(nodes) == 1:
             return AcceptedPath((0,), (bonus,))
-        tokens = tree.tokens.tolist()
+        tokens = tree.token_list
         return AcceptedPath(tuple(nodes), (*(tokens[node] for node in nodes[1:]), bonus))
 
     def commit(self, slots: Sequence[int], paths: Sequence[AcceptedPath]) -> None:

@@ -359,22 +359,21 @@ class NativeEngine:
         keep = []
         rows = []
         for slot, tokens, parents in trees:
-            token_data, token_array = _int32(tokens)
-            parent_data, parent_array = _int32(parents)
-            if len(token_array) != len(parent_array):
+            n = len(tokens)
+            if n != len(parents):
                 raise TreeError(
-                    f"tree of sequence {slot} has {len(token_array)} tokens "
-                    f"and {len(parent_array)} parents"
+                    f"tree of sequence {slot} has {n} tokens and {len(parents)} parents"
                 )
-            keep.append((token_array, parent_array))
-            rows.append((slot, len(token_array), token_data, parent_data))
+            data = ffi.new("int32_t[]", list(tokens)), ffi.new("int32_t[]", list(parents))
+            keep.append(data)
+            rows.append((slot, n, *data))
         self._call(lib.pyspec_verify, ffi.new("pyspec_tree[]", rows), len(rows))
 
     def commit(self, slot: int, nodes: Sequence[int]) -> None:
         """Moves a sequence along a path of its tree, from the root, and forgets the rest."""
         n = len(nodes)
         path = self._nodes if n <= 64 else ffi.new("int32_t[]", n)
-        path[0:n] = [int(node) for node in nodes]
+        path[0:n] = nodes
         self._call(lib.pyspec_commit, slot, path, n)
 
     def logits(self, slot: int, node: int) -> NDArray[np.float32]:
