@@ -2,6 +2,7 @@
 #include "native_check.h"
 
 #include "error.h"
+#include "ngram.h"
 #include "topk.h"
 #include "tree.h"
 
@@ -149,6 +150,37 @@ TEST(top_k_extremes) {
 }
 
 // ---- errors ----
+
+TEST(ngram_drafts_continuations_whatever_the_text) {
+    std::mt19937 random(5);
+    Ngram        ngram;
+    for (int round = 0; round < 200; ++round) {
+        ngram.clear();
+        std::vector<int32_t> text;
+        const int            n_vocab = 1 + (int) (random() % 4);
+        for (int step = 0; step < 40; ++step) {
+            std::vector<int32_t> added(1 + random() % 3);
+            for (int32_t & token : added) {
+                token = (int32_t) (random() % n_vocab);
+            }
+            text.insert(text.end(), added.begin(), added.end());
+            ngram.append(added.data(), (int32_t) added.size());
+            const int32_t depth = (int32_t) (random() % 65), max_nodes = 1 + (int32_t) (random() % 64);
+            const auto &  nodes = ngram.draft(depth, max_nodes);
+            CHECK(!nodes.empty() && (int32_t) nodes.size() <= max_nodes);
+            CHECK(nodes[0].token == text.back() && nodes[0].parent == -1);
+            for (size_t i = 1; i < nodes.size(); ++i) {
+                CHECK(nodes[i].parent >= 0 && nodes[i].parent < (int32_t) i);
+                CHECK(nodes[i].depth == nodes[nodes[i].parent].depth + 1 && nodes[i].depth <= depth);
+                CHECK(nodes[i].log_prob < 0.0 && std::isfinite(nodes[i].log_prob));
+            }
+            for (const auto & [length, end] : ngram.matches()) {
+                CHECK(length >= 2 && end >= length && end < (int32_t) text.size());
+                CHECK(std::equal(text.end() - length, text.end(), text.begin() + end - length));
+            }
+        }
+    }
+}
 
 TEST(guard_turns_exceptions_into_statuses) {
     CHECK(guard([] {}) == PYSPEC_OK);

@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x3eea1999
+#define PYSPEC_ABI 0x6e251f18
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,6 +49,7 @@ typedef enum {
 
 typedef struct pyspec_engine  pyspec_engine;
 typedef struct pyspec_sampler pyspec_sampler;
+typedef struct pyspec_ngram   pyspec_ngram;
 
 typedef struct {
     uint32_t n_ctx;           // tokens per sequence; 0 = the model's training context
@@ -266,6 +267,18 @@ pyspec_status pyspec_dflash_open(pyspec_engine * e, const char * path, pyspec_df
 pyspec_status pyspec_dflash_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots,
                                   int32_t depth, int32_t top_k, int32_t * tokens, float * log_probs, float * pairs,
                                   float * confidence);
+
+// ---- drafting what followed the same tokens before ----
+pyspec_status pyspec_ngram_open(pyspec_ngram ** out);
+void          pyspec_ngram_close(pyspec_ngram * g);
+void          pyspec_ngram_clear(pyspec_ngram * g);
+// Appends n_new tokens to the text, then drafts behind its last token, the root, at most max_nodes nodes (root
+// included, 1..64) and depth levels. Constant time for every new token.
+//   tokens, parents, depths, log_probs: [max_nodes]; parents[0] is -1; log_probs are given the parent
+// Returns the number of nodes, or an error.
+int32_t pyspec_ngram_draft(pyspec_ngram * g, int32_t n_new, const int32_t * new_tokens, int32_t depth,
+                           int32_t max_nodes, int32_t * tokens, int32_t * parents, int32_t * depths,
+                           float * log_probs);
 
 // ---- the drafter's output matrix, trimmed ----
 // Gives the open drafter (DFlash if there is one, else MTP) room for n_rows rows of the output matrix; it then drafts

@@ -4,6 +4,7 @@
 #include "engine.h"
 #include "error.h"
 #include "log.h"
+#include "ngram.h"
 #include "sampler.h"
 
 #include <climits>
@@ -26,6 +27,10 @@ struct pyspec_sampler {
     Sampler sampler;
 };
 
+struct pyspec_ngram {
+    Ngram ngram;
+};
+
 namespace {
 
 Engine & of(pyspec_engine * e) {
@@ -44,6 +49,13 @@ Sampler & of(pyspec_sampler * s) {
         fail(PYSPEC_ERR_ARGUMENT, "sampler is NULL");
     }
     return s->sampler;
+}
+
+Ngram & of(pyspec_ngram * g) {
+    if (!g) {
+        fail(PYSPEC_ERR_ARGUMENT, "ngram is NULL");
+    }
+    return g->ngram;
 }
 
 template <typename T> T & out(T * pointer, const char * name) {
@@ -293,6 +305,54 @@ pyspec_status pyspec_draft_head_init(pyspec_engine * e, int32_t n_rows) {
 pyspec_status pyspec_draft_head_add(pyspec_engine * e, int32_t n, const int32_t * tokens, const void * rows,
                                     size_t size) {
     return guard([&] { of(e).draft_head().add(n, tokens, rows, size); });
+}
+
+pyspec_status pyspec_ngram_open(pyspec_ngram ** result) {
+    return guard([&] {
+        out(result, "out") = nullptr;
+        *result            = new pyspec_ngram();
+    });
+}
+
+void pyspec_ngram_close(pyspec_ngram * g) {
+    delete g;
+}
+
+void pyspec_ngram_clear(pyspec_ngram * g) {
+    guard([&] { of(g).clear(); });
+}
+
+int32_t pyspec_ngram_draft(pyspec_ngram * g, int32_t n_new, const int32_t * new_tokens, int32_t depth,
+                           int32_t max_nodes, int32_t * tokens, int32_t * parents, int32_t * depths,
+                           float * log_probs) {
+    int32_t             n      = 0;
+    const pyspec_status status = guard([&] {
+        Ngram & ngram = of(g);
+        if (n_new < 0 || (n_new > 0 && !new_tokens) || !tokens || !parents || !depths || !log_probs) {
+            fail(PYSPEC_ERR_ARGUMENT, "ngram: %s", n_new < 0 ? "a negative number of tokens" : "a pointer is NULL");
+        }
+        if (ngram.size() + (int64_t) n_new < 1 || ngram.size() + (int64_t) n_new > INT32_MAX) {
+            fail(PYSPEC_ERR_ARGUMENT, "ngram: a text of %lld tokens", (long long) (ngram.size() + (int64_t) n_new));
+        }
+        if (depth < 0 || depth > GGML_TREE_MAX_NODES || max_nodes < 1 || max_nodes > GGML_TREE_MAX_NODES) {
+            fail(PYSPEC_ERR_ARGUMENT, "ngram: depth is %d and max_nodes %d; at most %d of both", depth, max_nodes,
+                 GGML_TREE_MAX_NODES);
+        }
+        try {
+            ngram.append(new_tokens, n_new);
+        } catch (...) {
+            ngram.clear(); // half of it may be there
+            throw;
+        }
+        for (const Ngram::Node & node : ngram.draft(depth, max_nodes)) {
+            tokens[n]    = node.token;
+            parents[n]   = node.parent;
+            depths[n]    = node.depth;
+            log_probs[n] = (float) node.log_prob;
+            ++n;
+        }
+    });
+    return status == PYSPEC_OK ? n : status;
 }
 
 // ---- text ----
