@@ -1,14 +1,15 @@
 """`Calibration`: how probable a drafted node is, learned from what the target accepted.
 
-Drafters are over- or underconfident, each in its own way and with every text. For nodes alike
-(same sources, depth, rank and log-probability, in classes) the share that was right is counted.
-Counts fade, so that the newest text matters most. A request starts from what all requests have
+Drafters are over- or underconfident, each in its own way and with every text. For nodes alike (same
+drafters asked, same sources, depth, rank and log-probability, in classes) the share that was right
+is counted. Counts fade, so that the newest text matters most. A request starts from what all requests have
 taught, and those from the drafter's own belief.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 DEPTHS = 4
 """Classes of depth: 1, 2, 3, and deeper."""
@@ -19,29 +20,29 @@ RANKS = 2
 BINS = 6
 """Classes of the log-probability that the drafter gave."""
 
-_EDGES = (-0.03, -0.15, -0.45, -1.0, -2.2)
+_EDGES = (0.03, 0.15, 0.45, 1.0, 2.2)  # of the negative log-probability
 _PRIOR = 4.0  # observations that the drafter's own belief counts for
 _GLOBAL = 12.0  # observations that all requests count for in one
 _FADE = 0.985
 
-Key = tuple[frozenset[str], int, int, int]
+Key = tuple[frozenset[str], frozenset[str], int, int, int]
 
 
-def key_of(sources: frozenset[str], depth: int, rank: int, log_prob: float) -> Key:
+def key_of(
+    asked: frozenset[str], sources: frozenset[str], depth: int, rank: int, log_prob: float
+) -> Key:
     """The class of a node.
 
     Args:
+        asked: Names of the drafters that were asked: that one of them did not propose the node
+            speaks against it.
         sources: Names of the drafters that proposed it.
         depth: At least 1.
         rank: 0 for the most probable child of its parent.
         log_prob: Given its parent, as its drafter sees it.
     """
-    level = 0
-    for edge in _EDGES:
-        if log_prob >= edge:
-            break
-        level += 1
-    return sources, depth if depth < DEPTHS else DEPTHS, 0 if rank == 0 else 1, level
+    level = bisect_left(_EDGES, -log_prob)
+    return asked, sources, depth if depth < DEPTHS else DEPTHS, 1 if rank else 0, level
 
 
 class Calibration:

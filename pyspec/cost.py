@@ -45,7 +45,8 @@ class CostCurve:
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         self._columns: list[int] = []
-        self._ms: list[float] = []
+        self._ms: list[float] = []  # before the drift
+        self._drift = 1.0
         for columns, ms in sorted(points):
             self._columns.append(columns)
             self._ms.append(ms)
@@ -55,29 +56,35 @@ class CostCurve:
     @property
     def points(self) -> list[tuple[int, float]]:
         """Columns and milliseconds."""
-        return list(zip(self._columns, self._ms, strict=True))
+        return [(n, ms * self._drift) for n, ms in zip(self._columns, self._ms, strict=True)]
 
     def ms(self, columns: int) -> float:
         """Milliseconds of a step with so many columns; extrapolated beyond the last size."""
         at = bisect.bisect_left(self._columns, columns)
         if at < len(self._columns) and self._columns[at] == columns:
-            return self._ms[at]
+            return self._ms[at] * self._drift
         if len(self._columns) == 1:
             # Nothing else is known: half of a token's cost is shared.
-            return self._ms[0] * (1 + 0.5 * (columns - self._columns[0]) / self._columns[0])
+            more = 0.5 * (columns - self._columns[0]) / self._columns[0]
+            return self._ms[0] * (1 + more) * self._drift
         at = min(max(at, 1), len(self._columns) - 1)
         low, high = self._columns[at - 1], self._columns[at]
         slope = (self._ms[at] - self._ms[at - 1]) / (high - low)
-        return max(self._ms[at - 1] + max(slope, 0.0) * (columns - low), 1e-6)
+        ms = self._ms[at - 1] + max(slope, 0.0) * (columns - low)
+        return max(ms * self._drift, 1e-6)
 
     def observe(self, columns: int, ms: float) -> None:
         """Follows a step that was measured while decoding."""
         ratio = min(max(ms / self.ms(columns), _LEAST), _MOST)
-        drift, step = ratio**_DRIFT, ratio**_STEP
+        self._drift *= ratio**_DRIFT
+        step = ratio ** (_STEP - _DRIFT)
         at = bisect.bisect_left(self._columns, columns)
-        near = {at} if at < len(self._columns) and self._columns[at] == columns else {at - 1, at}
-        for i in range(len(self._ms)):
-            self._ms[i] *= step if i in near else drift
+        if at < len(self._columns) and self._columns[at] == columns:
+            self._ms[at] *= step
+            return
+        for near in (at - 1, at):
+            if 0 <= near < len(self._ms):
+                self._ms[near] *= step
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,13 +57,16 @@ def play(
     for step in range(steps):
         contexts = [DraftContext(slot, own, 16, 15) for slot, own in tokens.items()]
         trees = controller.propose(contexts)
-        drafted = controller._plan - controller._free and not controller._rested
+        drafted = controller.asked
         outcomes, count = [], 0
         for slot, tree in enumerate(trees):
-            nodes = [0]
-            while len(nodes) < len(tree) and chance.random() < accept:
-                nodes.append(nodes[-1] + 1)
-            path_tokens = [*tree.tokens[nodes[1:]].tolist(), -1 if len(nodes) < len(tree) else 999]
+            nodes, path_tokens = [0], []
+            while True:  # the target goes on as the chain does, with this chance at every node
+                right = chance.random() < accept
+                path_tokens.append(5 + len(nodes) if right else 999)
+                if not right or len(nodes) == len(tree):
+                    break
+                nodes.append(len(nodes))
             path = AcceptedPath(tuple(nodes), tuple(path_tokens))
             tokens[slot] = [*tokens[slot], *path_tokens[:-1], 5]
             outcomes.append(Outcome(slot, tree, path))
@@ -165,7 +168,7 @@ def test_drafters_that_cost_rest_where_free_ones_are_enough() -> None:
     play(controller, CURVES["flat"], 0.95, draft_ms=0.4, steps=400)
     costly.asked = free.asked = 0
     play(controller, CURVES["flat"], 0.95, draft_ms=0.4, steps=400)
-    assert free.asked > 390
+    assert free.asked >= 390  # plain decoding is tried, too
     assert 180 < costly.asked < 260  # the other half of the steps, and trials
 
 
@@ -215,7 +218,7 @@ def test_sources_hear_of_what_ends() -> None:
 
 
 def test_calibration_learns_and_forgets() -> None:
-    calibration, key = Calibration(), key_of(SOURCE, 1, 0, -0.1)
+    calibration, key = Calibration(), key_of(SOURCE, SOURCE, 1, 0, -0.1)
     assert calibration.probability(0, key, -0.1) == pytest.approx(0.905, abs=1e-3)
     for _ in range(300):
         calibration.observe(0, key, False)
@@ -229,6 +232,6 @@ def test_calibration_learns_and_forgets() -> None:
 
 
 def test_classes_of_nodes() -> None:
-    assert key_of(SOURCE, 1, 0, 0.0) != key_of(SOURCE, 1, 1, 0.0)
-    assert key_of(SOURCE, 4, 0, -9.0) == key_of(SOURCE, 40, 0, -50.0)
-    assert key_of(SOURCE, 1, 1, -1.0) == key_of(SOURCE, 1, 7, -1.0)
+    assert key_of(SOURCE, SOURCE, 1, 0, 0.0) != key_of(SOURCE, SOURCE, 1, 1, 0.0)
+    assert key_of(SOURCE, SOURCE, 4, 0, -9.0) == key_of(SOURCE, SOURCE, 40, 0, -50.0)
+    assert key_of(SOURCE, SOURCE, 1, 1, -1.0) == key_of(SOURCE, SOURCE, 1, 7, -1.0)

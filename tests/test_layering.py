@@ -29,7 +29,7 @@ LAYERS = (
     {"prefix", "prefix_store"},
     {"accept", "calibration", "stats", "native"},
     {"cost", "draft_head", "drafter"},
-    {"verifier", "sequence", "drafts", "registry", "prefix_cache"},
+    {"verifier", "sequence", "drafts", "registry", "prefix_cache", "planner"},
     {"controller", "decoder"},
     {"generate"},
     {"cursor", "scheduler"},

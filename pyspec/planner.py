@@ -1,0 +1,261 @@
+"""`Planner`: in which steps a drafter that costs time is asked, and which one.
+
+Drafters that cost nothing are asked in every step, so the worth of their trees is known before the
+others are asked. Of each of the others it is known what steps that asked it were worth, in these
+requests and in all. The best of them is asked in the steps where that is more.
+
+What is not asked is not learned of. So each is tried for a few steps now and then: a trial loses
+tokens, and the more it lost, the longer it is until the next, so that all trials of a drafter cost a
+fixed small share of speed. Besides, a balance counts what drafting has won or lost against plain
+decoding. While it is negative, nobody is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyspec.cost import CostCurve, follow
+from pyspec.drafter import DraftContext, Outcome, StepCost
+
+_FADE = 0.96  # of a record, per step
+_TRUST = 6.0  # steps that what all requests have taught counts for in a new one
+_MARGIN = 0.03  # tokens a sequence by which asking must be worth more than not asking
+_TRIAL = 5  # steps of a trial
+_SHARE = 0.003  # of all tokens that the trials of one drafter may cost
+_TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least and at most
+_HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
+_TRIFLE = 0.01  # of a step's time: what asking the free drafters may take to be always done
+_VAIN = 16  # steps without use after which they are asked less often otherwise
+_SELDOM = 4  # every how many steps
+_ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
+_CREDIT = 32.0  # tokens a sequence that the balance holds at most
+_DEBT = 2.0  # and that it owes at most
+_INTEREST = 0.01  # of all tokens, by which it grows
+
+
+@dataclass(slots=True)
+class Record:
+    """Fading sums over steps."""
+
+    tokens: float = 0.0
+    ms: float = 0.0
+    steps: float = 0.0
+
+    def add(self, tokens: float, ms: float) -> None:
+        """One more step. What takes far longer than usual was delayed from outside."""
+        if self.steps:
+            ms = min(ms, 2 * self.ms / self.steps)
+        self.tokens = _FADE * self.tokens + tokens
+        self.ms = _FADE * self.ms + ms
+        self.steps = _FADE * self.steps + 1.0
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens a step."""
+        return self.tokens / self.steps
+
+    @property
+    def mean_ms(self) -> float:
+        """Milliseconds a step."""
+        return self.ms / self.steps
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of a drafter.
+
+    Attributes:
+        all: By number of sequences: the steps that asked it; tokens of all sequences.
+        own: By slot: the same of the request there; its own tokens.
+        due: The step from which on it may be tried again.
+        interval: Steps from the last trial until then.
+    """
+
+    all: dict[int, Record] = field(default_factory=dict)
+    own: dict[int, Record] = field(default_factory=dict)
+    due: int = 0
+    interval: float = _TRY_SOON / 2
+
+
+class Planner:
+    """Chooses drafters for a controller, and learns what they give.
+
+    Args:
+        names: The drafters that cost time.
+        curve: What a verify pass costs.
+    """
+
+    def __init__(self, names: Sequence[str], curve: CostCurve) -> None:
+        self.curve = curve
+        self.recent = Record(1.0, curve.ms(1), 1.0)  # of all steps
+        self._known = {name: Known() for name in names}
+        self._n = 1  # sequences of this step
+        self._slots: list[int] = []
+        self._step = 0
+        self._asked = ""  # in this step
+        self._trying = ""
+        self._left = 0  # steps of the trial
+        self._lost = 0.0  # tokens that it has lost
+        self._hold = 0  # step until which nobody is asked while the free drafters are silent
+        self._idle = False  # nothing was drafted in this step, whatever there is
+        self._vain = 0  # steps in which the free drafters were of no use, in a row
+        self._free_ms = 0.0  # what it takes to ask them
+        self._free_worth = 0.0  # of the trees of the free drafters in this step
+        self._balance = _CREDIT
+
+    @property
+    def rate(self) -> float:
+        """Tokens a millisecond, all sequences together, as of late."""
+        return max(self.recent.tokens, 1e-3) / self.recent.ms
+
+    # ---- choose ----
+
+    def begin(self, contexts: Sequence[DraftContext]) -> bool:
+        """Begins a step; False where nobody is asked, not even for free.
+
+        That is so while the balance is negative, and now and then where free drafters are of no use
+        and the model is so small that asking them takes a part of the step that can be felt.
+        """
+        self._step += 1
+        self._n = len(contexts)
+        self._asked = ""
+        seldom = self._vain >= _VAIN and self._step % _SELDOM and not self._trying
+        self._idle = self._balance < 0.0 or bool(seldom and self._free_is_felt())
+        if self._idle:
+            return False
+        return any(context.max_depth > 0 < context.max_nodes - 1 for context in contexts)
+
+    def _free_is_felt(self) -> bool:
+        return self._free_ms > _TRIFLE * self.curve.ms(self._n)
+
+    def ask(self, contexts: Sequence[DraftContext], worth: float, tokens: float) -> str:
+        """The drafter to ask in this step; empty for nobody.
+
+        Args:
+            contexts: The sequences.
+            worth: Of the trees of the free drafters: expected tokens less what the step's time is
+                worth in tokens.
+            tokens: Expected tokens of these trees.
+        """
+        silent = tokens == self._n
+        self._vain = self._vain + 1 if silent else 0
+        self._slots = [context.slot for context in contexts]
+        if silent and self._step < self._hold:
+            return ""
+        self._free_worth = worth
+        allowed = [name for name in self._known if _is_allowed(name, contexts)]
+        if not allowed:
+            return ""
+        if self._trying not in allowed:
+            self._trying = ""
+        if not self._trying:
+            self._begin_trial(allowed)
+        if self._trying:
+            fit = tokens < _ENOUGH * self._n or not self._known[self._trying].all
+            self._asked = self._trying if fit else ""
+            return self._asked
+        worths = {name: self._worth(name) for name in allowed}
+        best = max(allowed, key=lambda name: worths[name])
+        self._asked = best if worths[best] > worth + _MARGIN * self._n else ""
+        if silent and not self._asked:
+            due = min(self._known[name].due for name in allowed)
+            self._hold = min(self._step + _HOLD, due)
+        return self._asked
+
+    def _worth(self, name: str) -> float:
+        """What a step that asks `name` is worth to the sequences."""
+        known, n = self._known[name], self._n
+        if not known.all:
+            return -math.inf
+        if n in known.all:
+            usual, ms = known.all[n].mean_tokens / n, known.all[n].mean_ms
+        else:  # known for another number of sequences: scaled as plain decoding is
+            other = min(known.all, key=lambda number: abs(number - n))
+            usual = known.all[other].mean_tokens / other
+            ms = known.all[other].mean_ms * self.curve.ms(n) / self.curve.ms(other)
+        return sum(_expected(known.own.get(slot), usual) for slot in self._slots) - self.rate * ms
+
+    def _begin_trial(self, allowed: list[str]) -> None:
+        for name in allowed:
+            known = self._known[name]
+            if not known.all or self._step >= known.due:
+                self._trying, self._left, self._lost = name, _TRIAL, 0.0
+                return
+
+    def _end_trial(self) -> None:
+        """Sets when the drafter is tried again, so that its trials cost their share at most.
+
+        At first they cost more: a single one may have had bad luck.
+        """
+        known = self._known[self._trying]
+        steps = self._lost / (_SHARE * self._n)
+        known.interval = min(max(steps, _TRY_SOON), 2 * known.interval, _TRY_LATE)
+        known.due = self._step + int(known.interval)
+        self._trying = ""
+
+    # ---- learn ----
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learns how many tokens the step gave each request."""
+        if self._asked:
+            own = self._known[self._asked].own
+            for slot, _, path in outcomes:
+                own.setdefault(slot, Record()).add(len(path.tokens), 0.0)
+
+    def observe_cost(self, cost: StepCost, tokens: int) -> None:
+        """Learns what a step cost that gave `tokens` in all."""
+        if self._idle and self._step % _SELDOM:
+            self._balance += _INTEREST * tokens
+            return  # plain decoding must stay as fast as it is
+        n, ms = self._n, cost.draft_ms + cost.rest_ms
+        self.curve.observe(cost.columns, cost.rest_ms)
+        self.recent.add(tokens, ms)
+        if not self._idle and not self._asked and cost.columns == n:
+            self._free_ms = follow(self._free_ms, cost.draft_ms)
+        self._balance += _INTEREST * tokens - self._loss(cost, tokens)
+        self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
+        if self._asked:
+            self._learn(tokens, ms)
+
+    def _loss(self, cost: StepCost, tokens: int) -> float:
+        """Tokens that plain decoding would have given in the same time, less those there are.
+
+        Of the verify pass the usual time counts: this one may have been delayed from outside.
+        """
+        n = self._n
+        plain = self.curve.ms(n)
+        draft_ms = min(cost.draft_ms, plain) if self._asked else 0.0
+        if cost.columns == n:  # the roots alone, as in plain decoding
+            return n * draft_ms / plain
+        return n * (draft_ms + self.curve.ms(cost.columns)) / plain - tokens
+
+    def _learn(self, tokens: int, ms: float) -> None:
+        known, n = self._known[self._asked], self._n
+        # The first step of a trial also makes up for what was left out.
+        if self._trying != self._asked or self._left < _TRIAL or n not in known.all:
+            known.all.setdefault(n, Record()).add(tokens, ms)
+        else:
+            ms = min(ms, 4 * known.all[n].mean_ms)
+        if self._trying:
+            self._lost += self._free_worth - (tokens - self.rate * ms)
+            self._left -= 1
+            if self._left == 0:
+                self._end_trial()
+
+    def forget(self, slot: int) -> None:
+        """Drops what a slot's request has taught."""
+        for known in self._known.values():
+            known.own.pop(slot, None)
+
+
+def _is_allowed(name: str, contexts: Sequence[DraftContext]) -> bool:
+    return any(context.only is None or name in context.only for context in contexts)
+
+
+def _expected(own: Record | None, usual: float) -> float:
+    """Tokens that a step can be expected to give a request."""
+    if own is None:
+        return usual
+    return (own.tokens + _TRUST * usual) / (own.steps + _TRUST)
