@@ -93,13 +93,18 @@ def _tree(
 ) -> DraftTree:
     """The tree of one sequence's candidates: every level hangs below the expanded of the last."""
     tree = TreeBuilder(context.root)
+    add = tree.add
     above: list[int] = []  # node of every candidate of the level before
     for level in range(min(levels, depth)):
         here = []
-        for row, parent in enumerate(parents[level]):
+        for parent, row, scores in zip(
+            parents[level], tokens[level], log_probs[level], strict=True
+        ):
+            if parent < -1:
+                here += [-1] * len(row)
+                continue
             node = above[parent] if parent >= 0 else 0
-            for token, log_prob in zip(tokens[level][row], log_probs[level][row], strict=True):
-                known = parent >= -1 and log_prob > -math.inf
-                here.append(tree.add(node, token, log_prob) if known else -1)
+            for token, log_prob in zip(row, scores, strict=True):
+                here.append(add(node, token, log_prob) if log_prob > -math.inf else -1)
         above = here
     return tree.best(context.max_nodes)

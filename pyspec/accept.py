@@ -36,6 +36,14 @@ class AcceptedPath:
                 "must start at node 0 and emit one token per node"
             )
 
+    @classmethod
+    def trusted(cls, nodes: tuple[int, ...], tokens: tuple[int, ...]) -> AcceptedPath:
+        """A path that is known to be one."""
+        path = object.__new__(cls)
+        object.__setattr__(path, "nodes", nodes)
+        object.__setattr__(path, "tokens", tokens)
+        return path
+
     @property
     def bonus_token(self) -> int:
         """The last token: drawn by the target, not in its state yet, root of the next tree."""
@@ -53,7 +61,11 @@ class AcceptedPath:
             stop: Number of tokens up to and with the one that ends generation; None for no end.
             remaining: Number of tokens the request may still emit; None for no limit.
         """
-        keep = min(n for n in (len(self.tokens), stop, remaining) if n is not None)
+        keep = len(self.tokens)
+        if stop is not None and stop < keep:
+            keep = stop
+        if remaining is not None and remaining < keep:
+            keep = remaining
         if keep < 1:
             raise TreeError(f"path cannot be cut to {keep} tokens, a step emits at least 1")
         if keep == len(self.tokens):

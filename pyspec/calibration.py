@@ -68,7 +68,10 @@ class Calibration:
 
     def observe(self, slot: int, key: Key, hit: bool) -> None:
         """Counts a node whose parent was accepted."""
-        for cells in (self._all, self._own.setdefault(slot, {})):
+        own = self._own.get(slot)
+        if own is None:
+            own = self._own[slot] = {}
+        for cells in (self._all, own):
             cell = cells.get(key)
             if cell is None:
                 cells[key] = [float(hit), 1.0]

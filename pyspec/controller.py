@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import ge
 
 from pyspec.calibration import Calibration, Key, key_of
 from pyspec.cost import COLUMNS, CostCurve
@@ -198,9 +199,7 @@ class Controller(Drafter):
 
     def _least_value(self, n: int) -> float:
         """Trees whose nodes are all worth less than this do not pay for any number of columns."""
-        one = self.curve.ms(n)
-        column = min((self.curve.ms(n * size) - one) / (size - 1) for size in self._sizes[1:])
-        return self.planner.rate * column / n
+        return self.planner.rate * self.curve.least_column_ms(n, self._sizes) / n
 
     def _value(
         self, slot: int, proposal: Proposal, asked: frozenset[str], floor: float
@@ -319,6 +318,8 @@ def _most_valuable(tree: DraftTree, value: Sequence[float], size: int) -> list[i
         return [0]
     if len(tree) <= size:
         return list(range(len(tree)))
+    if all(map(ge, value, value[1:])):  # a chain, mostly
+        return list(range(size))
     depths = tree.depth_list
     order = sorted(range(len(value)), key=lambda node: (-value[node], depths[node], node))
     return sorted(order[:size])

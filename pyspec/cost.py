@@ -14,7 +14,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -47,6 +47,8 @@ class CostCurve:
         self._columns: list[int] = []
         self._ms: list[float] = []  # before the drift
         self._drift = 1.0
+        self._observed = 0
+        self._least: dict[int, tuple[int, float]] = {}  # see least_column_ms
         for columns, ms in sorted(points):
             self._columns.append(columns)
             self._ms.append(ms)
@@ -73,8 +75,21 @@ class CostCurve:
         ms = self._ms[at - 1] + max(slope, 0.0) * (columns - low)
         return max(ms * self._drift, 1e-6)
 
+    def least_column_ms(self, n: int, sizes: Sequence[int]) -> float:
+        """What a node more costs at least: the lowest mean over the sizes of tree, for n trees.
+
+        Up to 32 observations old.
+        """
+        at, ms = self._least.get(n, (-1, 0.0))
+        if at != self._observed // 32:
+            one = self.ms(n)
+            ms = min(((self.ms(n * size) - one) / (size - 1) for size in sizes[1:]), default=0.0)
+            self._least[n] = self._observed // 32, ms
+        return ms
+
     def observe(self, columns: int, ms: float) -> None:
         """Follows a step that was measured while decoding."""
+        self._observed += 1
         ratio = min(max(ms / self.ms(columns), _LEAST), _MOST)
         self._drift *= ratio**_DRIFT
         step = ratio ** (_STEP - _DRIFT)

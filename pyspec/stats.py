@@ -69,10 +69,6 @@ class Stats:
         steps: Verify passes of the target.
         drafted: Draft nodes verified, roots not counted.
         accepted: Draft nodes accepted.
-        drafted_by_depth: ``[d]``: steps whose tree reached depth d + 1.
-        accepted_by_depth: ``[d]``: steps that accepted a node at depth d + 1.
-        drafted_by_source: Drafter to the number of nodes that it proposed, alone or with others.
-        accepted_by_source: The same of the accepted nodes.
         trees: Number of nodes, root included, to the number of steps whose tree had so many.
         prompt_ms: Wall time of prompt processing.
         decode_ms: Wall time of all steps, streaming consumers not counted.
@@ -87,45 +83,66 @@ class Stats:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-    drafted_by_depth: list[int] = field(default_factory=list)
-    accepted_by_depth: list[int] = field(default_factory=list)
-    drafted_by_source: dict[str, int] = field(default_factory=dict)
-    accepted_by_source: dict[str, int] = field(default_factory=dict)
     trees: dict[int, int] = field(default_factory=dict)
     prompt_ms: float = 0.0
     decode_ms: float = 0.0
     ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     rollback_bytes: int = 0
+    _depths: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+    """Depth of a tree and number of accepted nodes to steps."""
+    _drafted_marks: dict[frozenset[str], int] = field(default_factory=dict, repr=False)
+    """Drafters to the number of nodes that they, and no others, proposed."""
+    _accepted_marks: dict[frozenset[str], int] = field(default_factory=dict, repr=False)
 
     def add_path(self, tree: DraftTree, path: AcceptedPath) -> None:
         """Counts one step's tree and what was accepted of it."""
-        depth = tree.max_depth
+        accepted, size = len(path.nodes) - 1, len(tree.token_list)
         self.steps += 1
-        self.drafted += len(tree) - 1
-        self.accepted += path.accepted
-        while len(self.drafted_by_depth) < depth:
-            self.drafted_by_depth.append(0)
-            self.accepted_by_depth.append(0)
-        for level in range(depth):
-            self.drafted_by_depth[level] += 1
-        for level in range(path.accepted):
-            self.accepted_by_depth[level] += 1
-        self.trees[len(tree)] = self.trees.get(len(tree), 0) + 1
-        self._add_sources(tree, path)
+        self.drafted += size - 1
+        self.accepted += accepted
+        self.trees[size] = self.trees.get(size, 0) + 1
+        if size == 1:
+            return
+        depths = tree.max_depth, accepted
+        self._depths[depths] = self._depths.get(depths, 0) + 1
+        if not tree.sources:  # unnamed ones are the drafter's own
+            own = frozenset((self.draft,))
+            self._drafted_marks[own] = self._drafted_marks.get(own, 0) + size - 1
+            self._accepted_marks[own] = self._accepted_marks.get(own, 0) + accepted
+            return
+        for mark in tree.sources[1:]:
+            self._drafted_marks[mark] = self._drafted_marks.get(mark, 0) + 1
+        for node in path.nodes[1:]:
+            mark = tree.sources[node]
+            self._accepted_marks[mark] = self._accepted_marks.get(mark, 0) + 1
 
-    def _add_sources(self, tree: DraftTree, path: AcceptedPath) -> None:
-        """Counts nodes by the drafters that proposed them; unnamed ones are the drafter's own."""
-        for counts, nodes in (
-            (self.drafted_by_source, range(1, len(tree))),
-            (self.accepted_by_source, path.nodes[1:]),
-        ):
-            if not tree.sources:
-                if nodes:
-                    counts[self.draft] = counts.get(self.draft, 0) + len(nodes)
-                continue
-            for node in nodes:
-                for name in tree.sources[node]:
-                    counts[name] = counts.get(name, 0) + 1
+    @property
+    def drafted_by_depth(self) -> list[int]:
+        """``[d]``: steps whose tree reached depth d + 1."""
+        return self._by_depth(0)
+
+    @property
+    def accepted_by_depth(self) -> list[int]:
+        """``[d]``: steps that accepted a node at depth d + 1; as long as `drafted_by_depth`."""
+        return self._by_depth(1)
+
+    def _by_depth(self, which: int) -> list[int]:
+        deepest = max((depth for depth, _ in self._depths), default=0)
+        counts = [0] * deepest
+        for depths, steps in self._depths.items():
+            for level in range(depths[which]):
+                counts[level] += steps
+        return counts
+
+    @property
+    def drafted_by_source(self) -> dict[str, int]:
+        """Drafter to the number of nodes that it proposed, alone or with others."""
+        return _by_name(self._drafted_marks)
+
+    @property
+    def accepted_by_source(self) -> dict[str, int]:
+        """The same of the accepted nodes."""
+        return _by_name(self._accepted_marks)
 
     def add_time(self, clock: StepClock) -> None:
         """Adds the wall time of one step."""
@@ -192,6 +209,14 @@ class Stats:
             "ms": {name: round(value, 3) for name, value in self.stage_ms.items()},
             "rollback_bytes": self.rollback_bytes,
         }
+
+
+def _by_name(marks: dict[frozenset[str], int]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for mark, nodes in marks.items():
+        for name in mark:
+            counts[name] = counts.get(name, 0) + nodes
+    return counts
 
 
 def acceptance_by_depth(accepted: list[int], drafted: list[int]) -> list[float]:

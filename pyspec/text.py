@@ -59,8 +59,7 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Adds tokens; returns the text that is safe to show."""
-        for token in tokens:
-            self._held += self._decoder.decode(self._piece(token))
+        self._held += self._decoder.decode(b"".join(map(self._piece, tokens)))
         return self._release(final=False)
 
     def finish(self) -> str:

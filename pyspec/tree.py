@@ -223,6 +223,15 @@ class DraftTree:
         kept = sorted(keep)
         if len(kept) == len(self):
             return self
+        n = len(kept)
+        if kept[-1] == n - 1:  # the first ones
+            return DraftTree.trusted(
+                self.token_list[:n],
+                self.parent_list[:n],
+                self.depth_list[:n],
+                self.log_prob_list[:n],
+                self.sources[:n],
+            )
         place = {old: new for new, old in enumerate(kept)}
         parents = self.parent_list
         return DraftTree.trusted(
@@ -336,6 +345,8 @@ class TreeBuilder:
 
     def best(self, nodes: int = MAX_NODES) -> DraftTree:
         """The tree of the at most `nodes` nodes with the most probable paths."""
+        if len(self.tokens) <= min(nodes, MAX_NODES):
+            return self.tree()
         return self.take(self.ranked(nodes))
 
     def ranked(self, nodes: int = MAX_NODES) -> list[int]:

@@ -70,10 +70,9 @@ class Verifier:
             stop_at_end: End the walk at an end-of-generation token.
         """
         nodes, bonus = self._native.accept(sampler, slot, min(max_tokens, len(tree)), stop_at_end)
-        if len(nodes) == 1:
-            return AcceptedPath((0,), (bonus,))
         tokens = tree.token_list
-        return AcceptedPath(tuple(nodes), (*(tokens[node] for node in nodes[1:]), bonus))
+        drafts = [tokens[node] for node in nodes[1:]]
+        return AcceptedPath.trusted(tuple(nodes), (*drafts, bonus))
 
     def commit(self, slots: Sequence[int], paths: Sequence[AcceptedPath]) -> None:
         """Moves every sequence along its accepted path; only now does any state change."""

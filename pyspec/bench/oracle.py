@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pyspec.config import DraftConfig
@@ -77,7 +78,7 @@ class OracleDrafter(Drafter):
         tokens, log_probs = [context.root], [0.0]
         right = True
         for position in range(at, at + max(depth, 0)):
-            right = right and random.Random(position * 7919 + 1).random() < self.accept
+            right = right and _chance(position) < self.accept
             token = script[position]
             tokens.append(token if right else (token + 1) % self.native.info.n_vocab)
             log_probs.append(belief)
@@ -96,6 +97,11 @@ class OracleMtpDrafter(OracleDrafter):
     @classmethod
     def missing(cls, file: ModelFile, config: DraftConfig) -> str | None:
         return MtpDrafter.missing(file, config)
+
+
+@cache
+def _chance(position: int) -> float:
+    return random.Random(position * 7919 + 1).random()
 
 
 def parse(name: str) -> tuple[float, bool]:

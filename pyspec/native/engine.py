@@ -364,7 +364,10 @@ class NativeEngine:
                 raise TreeError(
                     f"tree of sequence {slot} has {n} tokens and {len(parents)} parents"
                 )
-            data = ffi.new("int32_t[]", list(tokens)), ffi.new("int32_t[]", list(parents))
+            data = (
+                ffi.new("int32_t[]", tokens if type(tokens) is list else list(tokens)),
+                ffi.new("int32_t[]", parents if type(parents) is list else list(parents)),
+            )
             keep.append(data)
             rows.append((slot, n, *data))
         self._call(lib.pyspec_verify, ffi.new("pyspec_tree[]", rows), len(rows))
