@@ -48,6 +48,9 @@ class Proposal:
     kept: list[int] = field(default_factory=list)
 
 
+_CAUTION = 1.1  # what columns are taken to cost, as a factor
+
+
 class Controller(Drafter):
     """Drafts with several drafters as far as it pays, and not at all where nothing pays."""
 
@@ -62,15 +65,17 @@ class Controller(Drafter):
         self.sources = sorted(sources, key=lambda source: not source.free)
         self.name = "+".join(source.name for source in sources)  # type: ignore[misc]
         self.curve = curve
-        self.planner = Planner([source.name for source in self.sources if not source.free], curve)
+        for source in self.sources:
+            source.warm_up()
         self._free = [source for source in self.sources if source.free]
-        self._costly = {source.name: source for source in self.sources if not source.free}
+        costly = [source for source in self.sources if not source.free]
+        costly.sort(key=lambda source: source.pass_ms or math.inf)  # the cheapest is tried first
+        self._costly = {source.name: source for source in costly}
+        self.planner = Planner(list(self._costly), curve)
         self._marks = {source.name: frozenset((source.name,)) for source in self.sources}
         self._free_names = frozenset(source.name for source in self._free)
         self._sizes = [n for n in COLUMNS if n <= max_nodes]
         self._calibration = Calibration()
-        for source in self.sources:
-            source.warm_up()
         self._proposals: dict[int, Proposal] = {}
         self._tokens = 0
         self.asked = ""  # the drafter that costs time and was asked in the last step
@@ -117,6 +122,10 @@ class Controller(Drafter):
         tree = proposal.tree
         if len(value) == 1:
             return tree
+        if size == 1:
+            proposal.kept = [0]
+            self._proposals[context.slot] = proposal
+            return DraftTree.root(context.root)
         proposal.kept = _most_valuable(tree, value, min(size, context.max_nodes))
         self._proposals[context.slot] = proposal
         return tree.take(proposal.kept)
@@ -231,22 +240,31 @@ class Controller(Drafter):
     def _choose_size(self, values: Sequence[Sequence[float]]) -> tuple[int, float, float]:
         """The number of nodes a tree for which the sequences together gain the most.
 
+        What columns beyond the root's cost counts a little more than measured: values are estimates,
+        and of several the one that is too high is chosen.
+
         Returns:
             It, the tokens that are expected with it, and what they are worth less the step's time.
         """
         n, rate = len(values), self.planner.rate
+        one = self.curve.ms(n)
+        best, best_gained, best_worth = 1, float(n), n - rate * one
         most = max(map(len, values))
         if most == 1:
-            return 1, float(n), n - rate * self.curve.ms(n)
+            return best, best_gained, best_worth
+        floor = self._least_value(n)
+        if all(len(value) == 1 or max(value[1:]) < floor for value in values):
+            return best, best_gained, best_worth
         ranked = [sorted(value, reverse=True) for value in values]  # the root's 1 comes first
-        best, best_gained, best_worth, gained, counted = 1, 0.0, -math.inf, 0.0, 0
-        for size in self._sizes:
+        gained, counted = best_gained, 1
+        for size in self._sizes[1:]:
             if size > most:
                 break
-            for value in ranked:
-                gained += sum(value[counted:size])
-            counted = size
-            worth = gained - rate * self.curve.ms(n * size)
+            more = sum([sum(value[counted:size]) for value in ranked])
+            if more == 0.0:
+                break
+            gained, counted = gained + more, size
+            worth = gained - rate * (one + _CAUTION * (self.curve.ms(n * size) - one))
             if worth > best_worth:
                 best, best_gained, best_worth = size, gained, worth
         return best, best_gained, best_worth
@@ -314,8 +332,6 @@ def _ranks(tree: DraftTree) -> list[int]:
 
 def _most_valuable(tree: DraftTree, value: Sequence[float], size: int) -> list[int]:
     """The `size` nodes of the highest value, in the tree's order; each with its parent."""
-    if size == 1:
-        return [0]
     if len(tree) <= size:
         return list(range(len(tree)))
     if all(map(ge, value, value[1:])):  # a chain, mostly

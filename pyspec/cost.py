@@ -32,7 +32,9 @@ COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Sizes that are measured, and the only sizes of tree that a controller uses."""
 
 _STEP = 0.1  # how far a measured size follows a new measurement
-_DRIFT = 0.02  # how far all sizes follow: the machine as a whole is slower or faster, text longer
+_DRIFT = (
+    0.06  # how much of that all sizes follow: mostly the machine as a whole is slower or faster
+)
 _LEAST, _MOST = 0.5, 1.25  # what a single measurement counts for, as a factor
 
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pyspec.cost import CostCurve, follow
 from pyspec.drafter import DraftContext, Outcome, StepCost
 
-_FADE = 0.96  # of a record, per step
+_FADE = 0.98  # of a record, per step
 _TRUST = 6.0  # steps that what all requests have taught counts for in a new one
 _MARGIN = 0.03  # tokens a sequence by which asking must be worth more than not asking
-_TRIAL = 5  # steps of a trial
+_TRIAL, _RETRIAL = 5, 3  # steps of the first trial and of later ones
+_GROWTH = 3  # by which the interval between trials grows at most
 _SHARE = 0.003  # of all tokens that the trials of one drafter may cost
 _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least and at most
 _HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
@@ -97,6 +98,7 @@ class Planner:
         self._asked = ""  # in this step
         self._trying = ""
         self._left = 0  # steps of the trial
+        self._fresh = False  # its first step is still to come
         self._lost = 0.0  # tokens that it has lost
         self._hold = 0  # step until which nobody is asked while the free drafters are silent
         self._idle = False  # nothing was drafted in this step, whatever there is
@@ -181,7 +183,8 @@ class Planner:
         for name in allowed:
             known = self._known[name]
             if not known.all or self._step >= known.due:
-                self._trying, self._left, self._lost = name, _TRIAL, 0.0
+                self._left = _RETRIAL if known.all else _TRIAL
+                self._trying, self._fresh, self._lost = name, True, 0.0
                 return
 
     def _end_trial(self) -> None:
@@ -191,7 +194,7 @@ class Planner:
         """
         known = self._known[self._trying]
         steps = self._lost / (_SHARE * self._n)
-        known.interval = min(max(steps, _TRY_SOON), 2 * known.interval, _TRY_LATE)
+        known.interval = min(max(steps, _TRY_SOON), _GROWTH * known.interval, _TRY_LATE)
         known.due = self._step + int(known.interval)
         self._trying = ""
 
@@ -234,10 +237,11 @@ class Planner:
     def _learn(self, tokens: int, ms: float) -> None:
         known, n = self._known[self._asked], self._n
         # The first step of a trial also makes up for what was left out.
-        if self._trying != self._asked or self._left < _TRIAL or n not in known.all:
+        if not self._fresh or n not in known.all:
             known.all.setdefault(n, Record()).add(tokens, ms)
         else:
             ms = min(ms, 4 * known.all[n].mean_ms)
+        self._fresh = False
         if self._trying:
             self._lost += self._free_worth - (tokens - self.rate * ms)
             self._left -= 1
