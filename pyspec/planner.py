@@ -27,9 +27,8 @@ _GROWTH = 3  # by which the interval between trials grows at most
 _SHARE = 0.003  # of all tokens that the trials of one drafter may cost
 _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least and at most
 _HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
-_TRIFLE = 0.01  # of a step's time: what asking the free drafters may take to be always done
-_VAIN = 16  # steps without use after which they are asked less often otherwise
-_SELDOM = 4  # every how many steps
+_TRIFLE = 0.005  # of speed that asking the free drafters in vain may cost
+_RECORDED = 4  # of steps without drafts, every how many are learned from
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
 _CREDIT = 32.0  # tokens a sequence that the balance holds at most
 _DEBT = 2.0  # and that it owes at most
@@ -117,20 +116,24 @@ class Planner:
     def begin(self, contexts: Sequence[DraftContext]) -> bool:
         """Begins a step; False where nobody is asked, not even for free.
 
-        That is so while the balance is negative, and now and then where free drafters are of no use
-        and the model is so small that asking them takes a part of the step that can be felt.
+        That is so while the balance is negative, and where free drafters are of no use and the model
+        is so small that asking them takes a part of the step that can be felt.
         """
         self._step += 1
         self._n = len(contexts)
         self._asked = ""
-        seldom = self._vain >= _VAIN and self._step % _SELDOM and not self._trying
-        self._idle = self._balance < 0.0 or bool(seldom and self._free_is_felt())
+        self._idle = self._balance < 0.0 or self._is_vain()
         if self._idle:
             return False
         return any(context.max_depth > 0 < context.max_nodes - 1 for context in contexts)
 
-    def _free_is_felt(self) -> bool:
-        return self._free_ms > _TRIFLE * self.curve.ms(self._n)
+    def _is_vain(self) -> bool:
+        """Whether the free drafters are not asked: after a while of no use, in most steps.
+
+        How many these are follows from what asking takes; none where that is next to nothing.
+        """
+        every = int(self._free_ms / (_TRIFLE * self.curve.ms(self._n)))
+        return self._vain > every > 0 and bool(self._step % every) and not self._trying
 
     def ask(self, contexts: Sequence[DraftContext], worth: float, tokens: float) -> str:
         """The drafter to ask in this step; empty for nobody.
@@ -209,7 +212,7 @@ class Planner:
 
     def observe_cost(self, cost: StepCost, tokens: int) -> None:
         """Learns what a step cost that gave `tokens` in all."""
-        if self._idle and self._step % _SELDOM:
+        if self._idle and self._step % _RECORDED:
             self._balance += _INTEREST * tokens
             return  # plain decoding must stay as fast as it is
         n, ms = self._n, cost.draft_ms + cost.rest_ms
