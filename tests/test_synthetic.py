@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from pyspec import DraftConfig, Engine
 from pyspec._libs import use_patched_libraries
+from pyspec.model_file import ModelFile
 from tests import synthetic_models  # puts scripts/ on the path
+from tests.conftest import OpenEngine
+from tests.prompts import CODE, PROSE
 from tests.synthetic_models import Synthetic
 
 import make_synthetic  # isort: skip
+from padded_model import pad, times_for  # isort: skip
 from synthetic_model import PRESETS, Shape, preset, tensors, vocabulary, write  # isort: skip
 
 synthetic = synthetic_models.synthetic
@@ -136,3 +141,87 @@ def test_command(tmp_path: Path) -> None:
     assert "tensors" in run.output
     assert isinstance(preset("tiny-qwen35"), Shape)
     assert gguf.GGUFReader(path).get_field("qwen35.block_count").contents() == 2
+
+
+# ---- the padded demo ----
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model and its drafter at 20 MB."""
+    path = tmp_path_factory.mktemp("padded") / "padded.gguf"
+    run = CliRunner().invoke(
+        make_synthetic.main, ["padded-demo", str(path), "--megabytes", "20"], catch_exceptions=False
+    )
+    assert run.exit_code == 0, run.output
+    return path
+
+
+def test_padding_widens_every_feed_forward_layer(padded: Path, model: Path) -> None:
+    before, after = ModelFile.read(model), ModelFile.read(padded)
+    assert after.path.stat().st_size == pytest.approx(20e6, rel=0.15)
+    times = after.get("feed_forward_length") / before.get("feed_forward_length")
+    assert times == 4 == times_for(model, 20)
+    for name, tensor in before.tensors.items():
+        wider = [
+            old != new for old, new in zip(tensor.shape, after.tensors[name].shape, strict=True)
+        ]
+        assert sum(wider) == ("ffn_" in name), name
+    assert after.tensors["blk.24.ffn_up.weight"].shape == (4 * 384, 160), "the MTP block's, too"
+
+
+def test_padding_changes_no_bit(padded: Path, model: Path) -> None:
+    """Prompts of many tokens, trees and single tokens; the MTP block's drafts, too."""
+
+    def bits(path: Path) -> list[bytes]:
+        with Engine(path, "mtp", n_ctx=512, n_threads=1) as engine:
+            native, tokens = engine.native, engine.tokenize("".join(CODE[:6]))[:300]
+            native.prefill(0, tokens)
+            native.verify([(0, tokens[:9], [-1, 0, 0, 1, 2, 3, 3, 4, 5])])
+            found = [native.logits(0, node).tobytes() for node in range(9)]
+            native.commit(0, [0, 1, 3])
+            drafts = native.mtp_draft([0], [tokens[0]], 3, 4)
+            return [*found, drafts.log_probs.tobytes(), drafts.tokens.tobytes()]
+
+    assert bits(padded) == bits(model)
+
+
+@pytest.mark.parametrize("draft", ["none", "mtp", "dflash", "auto"])
+def test_padded_demo_writes_the_demos_text(
+    padded: Path, draft: str, open_engine: OpenEngine, plain: Engine
+) -> None:
+    limits = {"depth": 3} if draft in ("mtp", "dflash") else {}
+    with Engine(padded, DraftConfig(draft, **limits), n_ctx=512, n_threads=1) as engine:
+        same = open_engine(draft, n_ctx=512, **limits)
+        for seed, prompt in enumerate((CODE[0], PROSE[0])):
+            options = {"max_tokens": 40, "temperature": 0.8 * seed, "seed": seed}
+            found = engine.complete(prompt, **options)
+            assert found.tokens == plain.complete(prompt, **options).tokens
+            if draft != "auto":  # which chooses by time
+                stats = same.complete(prompt, **options).stats
+                assert found.stats.accepted == stats.accepted
+
+
+def test_the_drafter_of_the_package_fits_the_padded_demo(padded: Path, model: Path) -> None:
+    drafter = model.with_name("demo-dflash.gguf")
+    config = DraftConfig("dflash", depth=3, model=str(drafter))
+    with Engine(padded, config, n_threads=1) as engine:
+        assert engine.complete(CODE[0], max_tokens=20, temperature=0).stats.accepted > 0
+
+
+def test_what_cannot_be_padded(model: Path, tmp_path: Path, synthetic: Synthetic) -> None:
+    with pytest.raises(ValueError, match=r"7 megabytes: demo.gguf alone has 7\.7"):
+        times_for(model, 7)
+    with pytest.raises(ValueError, match="no dense feed-forward"):
+        times_for(synthetic("tiny-qwen3next"), 100)
+    for options in (["--type", "Q4_0"], ["--megabytes", "1"]):
+        run = CliRunner().invoke(
+            make_synthetic.main, ["padded-demo", str(tmp_path / "x"), *options]
+        )
+        assert run.exit_code == 2, run.output
+    run = CliRunner().invoke(make_synthetic.main, ["tiny-qwen35", "x", "--megabytes", "1"])
+    assert "tiny-qwen35 has no --megabytes" in run.output
+    pad(synthetic("tiny-qwen35", "F16"), tmp_path / "f16.gguf", 2)
+    wider = ModelFile.read(tmp_path / "f16.gguf").tensors["blk.0.ffn_down.weight"]
+    assert wider.shape == (256, 1024)
+    assert [path.name for path in tmp_path.iterdir()] == ["f16.gguf"]
