@@ -30,7 +30,7 @@ std::string meta(const llama_model * model, const char * key) {
 Dflash::Dflash(const char * path, const Model & target_model, const pyspec_engine_params & params,
                llama_context * target_ctx, uint32_t n_ctx, int32_t n_threads, int32_t n_threads_batch,
                const ThreadPool & threads, ggml_abort_callback abort, void * abort_data)
-    : name(path ? path : ""), target(target_ctx) {
+    : name(path ? path : ""), target(target_ctx), n_threads_feed(n_threads_batch), n_threads_draft(n_threads) {
     const LogScope log; // every step of it is logged
     try {
         open_model(path, params);
@@ -166,6 +166,9 @@ void Dflash::append(Sequence & s, int32_t node) const {
 }
 
 void Dflash::catch_up(int32_t seq, Sequence & s) {
+    const bool    many      = s.length() - s.dflash_fed >= (int32_t) many_unseen;
+    const int32_t n_threads = many ? n_threads_feed : n_threads_draft;
+    context_threads.use(ctx, n_threads, n_threads);
     while (s.dflash_fed < s.length()) {
         const int32_t n = (int32_t) std::min<int64_t>(s.length() - s.dflash_fed, n_batch);
         llama_batch_ext_clear(batch);
@@ -200,6 +203,7 @@ void Dflash::draft(const std::vector<Request> & requests, int32_t depth, int32_t
     for (const Request & r : requests) {
         catch_up(r.seq, *r.sequence);
     }
+    context_threads.use(ctx, n_threads_draft, n_threads_draft);
     // The trained block whatever is asked for: with fewer masks the drafter would predict something else.
     const int32_t        n_rows = facts.selector || facts.markov ? facts.block_size : depth + 1;
     const int32_t        skip   = anchor_drafts ? 0 : 1;

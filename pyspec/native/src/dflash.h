@@ -7,6 +7,7 @@
 #include "draft_head.h"
 #include "model.h"
 #include "sequence.h"
+#include "threads.h"
 #include "topk.h"
 
 #include "llama.h"
@@ -16,8 +17,6 @@
 #include <vector>
 
 namespace pyspec {
-
-class ThreadPool;
 
 class Dflash {
 public:
@@ -46,6 +45,8 @@ public:
     void draft(const std::vector<Request> & requests, int32_t depth, int32_t top_k, int32_t * tokens, float * log_probs,
                float * pairs, float * confidence);
 
+    // Of drafting passes: as many as are best for verify passes.
+    void               set_threads(int32_t n) { n_threads_draft = n; }
     void               forget(int32_t seq);
     pyspec_dflash_info info() const { return facts; }
     llama_context *    context() const { return ctx; }
@@ -74,6 +75,9 @@ private:
     int32_t              n_features = 0;
     int32_t              mask_token = -1;
     uint32_t             n_batch    = 0;
+    const int32_t        n_threads_feed;
+    int32_t              n_threads_draft;
+    ContextThreads       context_threads;
     std::vector<int32_t> layers;                // of the target
     TopK                 top;
 };

@@ -283,20 +283,17 @@ void Engine::set_threads(int32_t n) {
         fail(PYSPEC_ERR_ARGUMENT, "%d threads; it must be 1 to %d", n, std::max(n_threads, n_threads_batch));
     }
     n_threads_verify = n;
-}
-
-void Engine::use_threads(int32_t n, int32_t n_batch_threads) {
-    if (n != n_threads_used[0] || n_batch_threads != n_threads_used[1]) {
-        const LogScope log; // it tells
-        llama_set_n_threads(target.get(), n, n_batch_threads);
-        n_threads_used[0] = n;
-        n_threads_used[1] = n_batch_threads;
+    if (mtp) {
+        mtp->set_threads(n);
+    }
+    if (dflash) {
+        dflash->set_threads(n);
     }
 }
 
 void Engine::feed(int32_t seq, const int32_t * tokens, int32_t n, int32_t position) {
     check_abort();
-    use_threads(n_threads, n_threads_batch);
+    target_threads.use(target.get(), n_threads, n_threads_batch);
     llama_batch_ext_clear(batch.get());
     for (int32_t i = 0; i < n; ++i) {
         const int32_t   index = llama_batch_ext_add_token(batch.get(), seq, tokens[i]);
@@ -380,7 +377,7 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees) {
     }
 
     Stopwatch watch(timings.verify);
-    use_threads(n_threads_verify, n_threads_verify);
+    target_threads.use(target.get(), n_threads_verify, n_threads_verify);
     llama_batch_ext_clear(batch.get());
     int32_t width = 0;
     for (const Entry & entry : entries) {
@@ -515,6 +512,7 @@ pyspec_dflash_info Engine::dflash_open(const char * path) {
     dflash = std::make_unique<Dflash>(
         path, *model, params, target.get(), n_ctx, n_threads, n_threads_batch, threads,
         [](void * flag) { return ((std::atomic<bool> *) flag)->load(std::memory_order_relaxed); }, &aborting);
+    dflash->set_threads(n_threads_verify);
     return dflash->info();
 }
 

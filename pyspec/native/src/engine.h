@@ -97,7 +97,6 @@ private:
     void       lose(int32_t seq); // target memory is unusable; rebuilt by ready()
     void       rebuild(int32_t seq);
     void       feed(int32_t seq, const int32_t * tokens, int32_t n, int32_t position); // no outputs
-    void       use_threads(int32_t n, int32_t n_batch_threads);
     void       process(); // the batch; throws after a failure, which may have damaged the memory of its sequences
 
     const pyspec_engine_params params;
@@ -108,7 +107,7 @@ private:
     const int32_t  n_threads;
     const int32_t  n_threads_batch;
     int32_t        n_threads_verify;
-    int32_t        n_threads_used[2] = { 0, 0 }; // what the target's context was told
+    ContextThreads target_threads;
 
     std::atomic<bool>     aborting{ false };
     ThreadPool            threads;

@@ -39,11 +39,10 @@ int64_t hidden_rows(llama_context * ctx) {
 Mtp::Mtp(const Model & model, const pyspec_engine_params & params, llama_context * target, uint32_t n_ctx,
          int32_t n_threads, int32_t n_threads_batch, const ThreadPool & threads, ggml_abort_callback abort,
          void * abort_data)
-    : n_embd(model.n_embd), n_vocab(model.n_vocab), zeros(model.n_embd, 0.0f) {
+    : n_embd(model.n_embd), n_vocab(model.n_vocab), one_thread(pass_bytes(model) < one_thread_bytes),
+      n_threads_feed(one_thread ? 1 : n_threads_batch), n_threads_draft(one_thread ? 1 : n_threads),
+      zeros(model.n_embd, 0.0f) {
     llama_context_params ctx_params = context_params(params, n_ctx, n_threads, n_threads_batch);
-    if (pass_bytes(model) < one_thread_bytes) {
-        ctx_params.n_threads = ctx_params.n_threads_batch = 1;
-    }
     ctx_params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
     ctx_params.ctx_other     = target;
     ctx_params.n_rs_seq      = 0;
@@ -125,6 +124,8 @@ void Mtp::process() {
 }
 
 void Mtp::catch_up(int32_t seq, Sequence & s) {
+    const int32_t n_threads = unseen(s) >= many_unseen ? n_threads_feed : n_threads_draft;
+    context_threads.use(ctx, n_threads, n_threads);
     while (unseen(s) > 0) {
         const int32_t n = (int32_t) std::min(unseen(s), n_batch);
         llama_batch_ext_clear(batch);
@@ -173,6 +174,7 @@ void Mtp::draft(const std::vector<Request> & requests, const pyspec_mtp_drafts &
             catch_up(r.seq, *r.sequence);
         }
     }
+    context_threads.use(ctx, n_threads_draft, n_threads_draft);
     std::vector<Growth> growths(requests.size());
     try {
         add_roots(requests, growths);

@@ -4,6 +4,7 @@
 #include "draft_head.h"
 #include "model.h"
 #include "sequence.h"
+#include "threads.h"
 #include "topk.h"
 
 #include "llama.h"
@@ -13,8 +14,6 @@
 #include <vector>
 
 namespace pyspec {
-
-class ThreadPool;
 
 class Mtp {
 public:
@@ -42,6 +41,8 @@ public:
 
     static constexpr int32_t max_width = 8;
 
+    // Of drafting passes: as many as are best for verify passes, which are larger.
+    void            set_threads(int32_t n) { n_threads_draft = one_thread ? 1 : n; }
     void            forget(int32_t seq);
     llama_context * context() const { return ctx; }
     int64_t         n_passes = 0;
@@ -62,6 +63,10 @@ private:
 
     const int32_t         n_embd;
     const int32_t         n_vocab;
+    const bool            one_thread; // a drafting pass reads so little that more would wait for each other
+    const int32_t         n_threads_feed;
+    int32_t               n_threads_draft;
+    ContextThreads        context_threads;
     llama_context *       ctx   = nullptr;
     llama_batch_ext *     batch = nullptr;
     uint32_t              n_batch = 0;

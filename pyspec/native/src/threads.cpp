@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include "error.h"
+#include "log.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "llama.h"
@@ -82,6 +83,15 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::attach(llama_context * ctx) const {
     if (pool) {
         llama_attach_threadpool(ctx, pool, pool);
+    }
+}
+
+void ContextThreads::use(llama_context * ctx, int32_t n, int32_t n_batch) {
+    if (n != used[0] || n_batch != used[1]) {
+        const LogScope log; // it tells
+        llama_set_n_threads(ctx, n, n_batch);
+        used[0] = n;
+        used[1] = n_batch;
     }
 }
 

@@ -26,4 +26,14 @@ private:
     void (*free_pool)(ggml_threadpool *) = nullptr;
 };
 
+// The threads of a context's passes; llama.cpp is told of changes only.
+class ContextThreads {
+public:
+    // n: threads of a pass of one token; n_batch: of several.
+    void use(llama_context * ctx, int32_t n, int32_t n_batch);
+
+private:
+    int32_t used[2] = { 0, 0 };
+};
+
 } // namespace pyspec
