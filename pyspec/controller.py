@@ -48,7 +48,7 @@ class Proposal:
     kept: list[int] = field(default_factory=list)
 
 
-_CAUTION = 1.1  # what columns are taken to cost, as a factor
+_CAUTION = 1.05  # what columns are taken to cost, as a factor
 
 
 class Controller(Drafter):

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pyspec.cost import CostCurve, follow
 from pyspec.drafter import DraftContext, Outcome, StepCost
 
-_FADE = 0.98  # of a record, per step
+_FADE = 0.98  # of a drafter's record, per step
+_LOCAL = 0.9  # of the record of all steps: text repeats itself here, and is new there
 _TRUST = 6.0  # steps that what all requests have taught counts for in a new one
 _MARGIN = 0.03  # tokens a sequence by which asking must be worth more than not asking
 _TRIAL, _RETRIAL = 5, 3  # steps of the first trial and of later ones
@@ -43,13 +44,13 @@ class Record:
     ms: float = 0.0
     steps: float = 0.0
 
-    def add(self, tokens: float, ms: float) -> None:
+    def add(self, tokens: float, ms: float, fade: float = _FADE) -> None:
         """One more step. What takes far longer than usual was delayed from outside."""
         if self.steps:
             ms = min(ms, 2 * self.ms / self.steps)
-        self.tokens = _FADE * self.tokens + tokens
-        self.ms = _FADE * self.ms + ms
-        self.steps = _FADE * self.steps + 1.0
+        self.tokens = fade * self.tokens + tokens
+        self.ms = fade * self.ms + ms
+        self.steps = fade * self.steps + 1.0
 
     @property
     def mean_tokens(self) -> float:
@@ -108,7 +109,11 @@ class Planner:
 
     @property
     def rate(self) -> float:
-        """Tokens a millisecond, all sequences together, as of late."""
+        """Tokens a millisecond, all sequences together, of the last few steps.
+
+        What a millisecond is worth depends on the text here: tokens that are not gained now are made
+        at the speed of the steps that follow.
+        """
         return max(self.recent.tokens, 1e-3) / self.recent.ms
 
     # ---- choose ----
@@ -217,7 +222,7 @@ class Planner:
             return  # plain decoding must stay as fast as it is
         n, ms = self._n, cost.draft_ms + cost.rest_ms
         self.curve.observe(cost.columns, cost.rest_ms)
-        self.recent.add(tokens, ms)
+        self.recent.add(tokens, ms, _LOCAL)
         if not self._idle and not self._asked and cost.columns == n:
             self._free_ms = follow(self._free_ms, cost.draft_ms)
         self._balance += _INTEREST * tokens - self._loss(cost, tokens)
