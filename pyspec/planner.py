@@ -24,14 +24,16 @@ _LOCAL = 0.9  # of the record of all steps: text repeats itself here, and is new
 _TRUST = 6.0  # steps that what all requests have taught counts for in a new one
 _MARGIN = 0.03  # tokens a sequence by which asking must be worth more than not asking
 _TRIAL, _RETRIAL = 5, 3  # steps of the first trial and of later ones
-_GROWTH = 3  # by which the interval between trials grows at most
+_ABORT = 4.0  # tokens a sequence that a trial may lose before it ends early
+_GROWTH = 3  # by which the interval between trials grows at most, if they lose next to nothing
 _SHARE = 0.003  # of all tokens that the trials of one drafter may cost
 _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least and at most
 _HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
 _TRIFLE = 0.005  # of speed that asking the free drafters in vain may cost
+_VAIN = 16  # steps of no use that are counted at most
 _RECORDED = 4  # of steps without drafts, every how many are learned from
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
-_CREDIT = 32.0  # tokens a sequence that the balance holds at most
+_CREDIT = 24.0  # tokens a sequence that the balance holds at most
 _DEBT = 2.0  # and that it owes at most
 _INTEREST = 0.01  # of all tokens, by which it grows
 
@@ -97,12 +99,12 @@ class Planner:
         self._step = 0
         self._asked = ""  # in this step
         self._trying = ""
-        self._left = 0  # steps of the trial
-        self._fresh = False  # its first step is still to come
+        self._tried = 0  # steps of the trial so far
+        self._length = _TRIAL  # of it
         self._lost = 0.0  # tokens that it has lost
         self._hold = 0  # step until which nobody is asked while the free drafters are silent
-        self._idle = False  # nothing was drafted in this step, whatever there is
-        self._vain = 0  # steps in which the free drafters were of no use, in a row
+        self.idle = False  # nothing was drafted in this step, whatever there is
+        self._vain = 0  # steps in which the free drafters were of no use; halved by one of use
         self._free_ms = 0.0  # what it takes to ask them
         self._free_worth = 0.0  # of the trees of the free drafters in this step
         self._balance = _CREDIT
@@ -127,8 +129,8 @@ class Planner:
         self._step += 1
         self._n = len(contexts)
         self._asked = ""
-        self._idle = self._balance < 0.0 or self._is_vain()
-        if self._idle:
+        self.idle = self._balance < 0.0 or self._is_vain()
+        if self.idle:
             return False
         return any(context.max_depth > 0 < context.max_nodes - 1 for context in contexts)
 
@@ -150,7 +152,7 @@ class Planner:
             tokens: Expected tokens of these trees.
         """
         silent = tokens == self._n
-        self._vain = self._vain + 1 if silent else 0
+        self._vain = min(self._vain + 1, _VAIN) if silent else self._vain // 2
         self._slots = [context.slot for context in contexts]
         if silent and self._step < self._hold:
             return ""
@@ -191,18 +193,18 @@ class Planner:
         for name in allowed:
             known = self._known[name]
             if not known.all or self._step >= known.due:
-                self._left = _RETRIAL if known.all else _TRIAL
-                self._trying, self._fresh, self._lost = name, True, 0.0
+                self._trying, self._tried, self._lost = name, 0, 0.0
+                self._length = _RETRIAL if known.all else _TRIAL
                 return
 
     def _end_trial(self) -> None:
         """Sets when the drafter is tried again, so that its trials cost their share at most.
 
-        At first they cost more: a single one may have had bad luck.
+        At first they cost more: one that lost little may have had bad luck.
         """
-        known = self._known[self._trying]
-        steps = self._lost / (_SHARE * self._n)
-        known.interval = min(max(steps, _TRY_SOON), _GROWTH * known.interval, _TRY_LATE)
+        known, lost = self._known[self._trying], self._lost / self._n
+        growth = _GROWTH * (1.0 + max(lost / self._tried, 0.0))
+        known.interval = min(max(lost / _SHARE, _TRY_SOON), growth * known.interval, _TRY_LATE)
         known.due = self._step + int(known.interval)
         self._trying = ""
 
@@ -217,13 +219,13 @@ class Planner:
 
     def observe_cost(self, cost: StepCost, tokens: int) -> None:
         """Learns what a step cost that gave `tokens` in all."""
-        if self._idle and self._step % _RECORDED:
+        if self.idle and self._step % _RECORDED:
             self._balance += _INTEREST * tokens
             return  # plain decoding must stay as fast as it is
         n, ms = self._n, cost.draft_ms + cost.rest_ms
         self.curve.observe(cost.columns, cost.rest_ms)
         self.recent.add(tokens, ms, _LOCAL)
-        if not self._idle and not self._asked and cost.columns == n:
+        if not self.idle and not self._asked and cost.columns == n:
             self._free_ms = follow(self._free_ms, cost.draft_ms)
         self._balance += _INTEREST * tokens - self._loss(cost, tokens)
         self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
@@ -245,15 +247,14 @@ class Planner:
     def _learn(self, tokens: int, ms: float) -> None:
         known, n = self._known[self._asked], self._n
         # The first step of a trial also makes up for what was left out.
-        if not self._fresh or n not in known.all:
+        if not self._trying or self._tried or n not in known.all:
             known.all.setdefault(n, Record()).add(tokens, ms)
         else:
             ms = min(ms, 4 * known.all[n].mean_ms)
-        self._fresh = False
         if self._trying:
             self._lost += self._free_worth - (tokens - self.rate * ms)
-            self._left -= 1
-            if self._left == 0:
+            self._tried += 1
+            if self._tried == self._length or self._lost > _ABORT * n:
                 self._end_trial()
 
     def forget(self, slot: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 CODE = [
     "def main(argv=None):\n",
     "class RingBuffer:\n    def __init__(self, size):\n        self.size = size\n",
@@ -75,3 +77,9 @@ FEW: list[bytes] = [
     as_bytes(p) for p in (b"", CODE[0], CODE[4], PROSE[2], OTHER[3], "a", *MID_CHARACTER[:2])
 ]
 """A cross-section for quick tests."""
+
+
+def held_out(count: int) -> list[str]:
+    """Beginnings of sources that the demo model was not trained on."""
+    text = (Path(__file__).parent / "data" / "heldout.txt").read_text("utf-8")
+    return [one.strip("\n")[:160] for one in text.split("<|endoftext|>")][:count]

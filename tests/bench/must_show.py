@@ -29,10 +29,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from pyspec.bench import BenchPrompt, PeerConfig, Sizes, built_in, render, run  # noqa: E402
+from pyspec.bench.contestants import label  # noqa: E402
 from pyspec.bench.figures import BenchResult  # noqa: E402
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig  # noqa: E402
 from pyspec.model_file import ModelFile, resolve_model  # noqa: E402
 from pyspec.native import NativeEngine  # noqa: E402
+from tests import prompts as texts  # noqa: E402
+from tests.bench.policy import MACHINES, speedup  # noqa: E402
 
 GREEDY = SamplingConfig(temperature=0, seed=0)
 SAMPLED = SamplingConfig(temperature=0.8, seed=0)
@@ -71,10 +74,7 @@ class Part:
 
 def held_out(count: int) -> list[BenchPrompt]:
     """Beginnings of sources that the demo model was not trained on."""
-    text = (ROOT / "tests" / "data" / "heldout.txt").read_text("utf-8")
-    return [BenchPrompt(one.strip("\n")[:160], "held out") for one in text.split("<|endoftext|>")][
-        :count
-    ]
+    return [BenchPrompt(one, "held out") for one in texts.held_out(count)]
 
 
 def random_tokens(model: str, count: int, length: int = 48) -> list[BenchPrompt]:
@@ -169,6 +169,35 @@ def sweep(options: Options) -> tuple[BenchResult, dict[str, Any]]:
         "best_fixed": best,
         "auto_of_best": {name: round(auto[name] / best[name], 4) for name in auto},
     }
+
+
+def policy(options: Options) -> tuple[None, dict[str, Any]]:
+    """The controller against a sweep of fixed settings, at played costs: `tests/bench/policy.py`."""
+    fixed = [DraftConfig("ngram", depth=depth, nodes=depth + 1) for depth in (1, 3, 7, 15, 31)]
+    fixed += [DraftConfig("mtp", depth=depth) for depth in (1, 2, 3, 5, 7)]
+    fixed += [DraftConfig("mtp", depth=4, top_k=2), DraftConfig("dflash", depth=7, top_k=2)]
+    drawn = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+    kinds = {
+        "code, greedy": (texts.held_out(10), GREEDY),
+        "code, T = 0.8": (texts.held_out(10), SAMPLED),
+        "random, T = 1": ([one.text for one in random_tokens("demo", 8)], drawn),
+    }
+    found: dict[str, Any] = {}
+    for machine, costs in MACHINES.items():
+        for kind, (asked, sampling) in kinds.items():
+            speeds = {
+                label(one): round(speedup(one, costs, asked, sampling, 200), 4)
+                for one in (*fixed, AUTO)
+            }
+            auto = speeds.pop(label(AUTO))
+            best = max(speeds, key=lambda name: speeds[name])
+            found[f"{machine}, {kind}"] = {
+                "auto": auto,
+                "best_fixed": best,
+                "auto_of_best": round(auto / max(1.0, speeds[best]), 4),
+                "fixed": speeds,
+            }
+    return None, found
 
 
 def orchestration(options: Options) -> tuple[BenchResult, dict[str, Any]]:
@@ -296,6 +325,7 @@ PARTS = [
     Part("synthetic", "0.8B shape at acceptance 0.8 beside llama-server", synthetic),
     Part("synthetic-4", "the same, four requests at once", synthetic_four),
     Part("sweep", "the controller against fixed sizes", sweep),
+    Part("policy", "the same at played costs of three machines", policy),
     Part("orchestration", "time outside native code at 16 nodes", orchestration),
     Part("peers", "llama-server on the demo model", peers),
     Part("peers-4", "the same, four requests at once", peers_four),
