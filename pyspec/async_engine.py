@@ -12,10 +12,8 @@ the model.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import queue
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import suppress
@@ -23,11 +21,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
-from pyspec.errors import AbortedError, PyspecError, StateError
+from pyspec.errors import AbortedError, StateError
 from pyspec.generate import Engine, GenerationResult, Progress, Prompt, request_of
-from pyspec.scheduler import Event, Job, Scheduler
-
-_log = logging.getLogger("pyspec")
+from pyspec.job import Delta, Event, Failed, Finished, Job
+from pyspec.scheduler import Scheduler
 
 
 class AsyncEngine:
@@ -62,7 +59,6 @@ class AsyncEngine:
         )
         self._max_waiting = max_waiting
         self._scheduler: Scheduler | None = None
-        self._thread: threading.Thread | None = None
 
     # ---- requests ----
 
@@ -91,11 +87,11 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
-        def put(event: Event) -> None:
+        def send(event: Event) -> None:
             with suppress(RuntimeError):  # the loop has closed: nobody waits
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        job = Job(prompt, put, **request)
+        job = Job(prompt, send=send, **request)
         self._running().submit(job)
         return AsyncGeneration(job, events)
 
@@ -129,7 +125,7 @@ class AsyncEngine:
     def submit(self, prompt: Prompt, **options: Any) -> BlockingGeneration:
         """`generate` for threads: iterate the result with ``for``, or call its `result`."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        job = Job(prompt, events.put, **request_of(**options))
+        job = Job(prompt, send=events.put, **request_of(**options))
         self._running().submit(job)
         return BlockingGeneration(job, events)
 
@@ -146,7 +142,7 @@ class AsyncEngine:
     def _prompt_of(
         self, messages: Many[Mapping[str, Any]], variables: Mapping[str, Any] | None
     ) -> str:
-        return self.engine.chat_template.render(messages, **(variables or {}))
+        return self.engine.chat_template.prompt(messages, **(variables or {}))
 
     def _running(self) -> Scheduler:
         if self._scheduler is None:
@@ -164,19 +160,13 @@ class AsyncEngine:
     def close(self) -> None:
         """Ends all requests with `AbortedError`, and frees the model. Safe to call twice."""
         scheduler, self._scheduler = self._scheduler, None
-        if scheduler is None or self._thread is None:
-            return
-        scheduler.close()
-        scheduler.engine.abort()  # a long prompt need not be read to its end
-        self._thread.join()
-        scheduler.engine.close()
+        if scheduler is not None:  # a long prompt need not be read to its end
+            scheduler.stop(AbortedError("the engine was closed"), abort=True)
+            scheduler.engine.close()
 
     def _serve(self, engine: Engine) -> None:
         self._scheduler = Scheduler(engine, self._max_waiting)
-        self._thread = threading.Thread(
-            target=_run, args=(self._scheduler,), name="pyspec-engine", daemon=True
-        )
-        self._thread.start()
+        self._scheduler.start()
 
     async def __aenter__(self) -> Self:
         if self._scheduler is None:
@@ -212,24 +202,25 @@ class AsyncGeneration(AsyncIterator[str]):
     def __init__(self, job: Job, events: asyncio.Queue[Event]) -> None:
         self._job = job
         self._events = events
-        self._result: GenerationResult | Exception | None = None
+        self._last: Finished | Failed | None = None
 
     async def __anext__(self) -> str:
-        if self._result is None:
+        while self._last is None:
             event = await self._events.get()
-            if isinstance(event, str):
-                return event
-            self._result = event
-        if isinstance(self._result, Exception):
-            raise self._result
+            if isinstance(event, Delta):
+                return event.text
+            if isinstance(event, Finished | Failed):
+                self._last = event
+        if isinstance(self._last, Failed):
+            raise self._last.error
         raise StopAsyncIteration
 
     async def result(self) -> GenerationResult:
         """Everything, once it has ended: waits for that, and skips the pieces before it."""
         async for _ in self:
             pass
-        assert isinstance(self._result, GenerationResult)
-        return self._result
+        assert isinstance(self._last, Finished)
+        return self._last.result
 
     def cancel(self) -> None:
         """Gives it up; its result then has the finish reason ``"aborted"``."""
@@ -245,7 +236,7 @@ class BlockingGeneration(Iterator[str]):
     def __init__(self, job: Job, events: queue.SimpleQueue[Event]) -> None:
         self._job = job
         self._events = events
-        self._result: GenerationResult | Exception | None = None
+        self._last: Finished | Failed | None = None
 
     def __next__(self) -> str:
         return self._next(None)
@@ -259,38 +250,26 @@ class BlockingGeneration(Iterator[str]):
         with suppress(StopIteration):
             while True:
                 self._next(timeout)
-        assert isinstance(self._result, GenerationResult)
-        return self._result
+        assert isinstance(self._last, Finished)
+        return self._last.result
 
     def cancel(self) -> None:
         """Gives it up; its result then has the finish reason ``"aborted"``."""
         self._job.cancel()
 
     def _next(self, timeout: float | None) -> str:
-        if self._result is None:
+        while self._last is None:
             try:
                 event = self._events.get(timeout=timeout)
             except queue.Empty:
                 raise TimeoutError(f"no text came for {timeout} seconds") from None
-            if isinstance(event, str):
-                return event
-            self._result = event
-        if isinstance(self._result, Exception):
-            raise self._result
+            if isinstance(event, Delta):
+                return event.text
+            if isinstance(event, Finished | Failed):
+                self._last = event
+        if isinstance(self._last, Failed):
+            raise self._last.error
         raise StopIteration
 
     def __del__(self) -> None:
         self.cancel()
-
-
-def _run(scheduler: Scheduler) -> None:
-    """What the thread does."""
-    error: Exception = AbortedError("the engine was closed")
-    try:
-        while scheduler.wait():
-            scheduler.turn()
-    except Exception as failure:  # nobody must wait for ever
-        _log.exception("the engine's thread failed")
-        error = failure if isinstance(failure, PyspecError) else StateError(repr(failure))
-        scheduler.close()
-    scheduler.end_all(error)

@@ -40,6 +40,10 @@ class QueueFullError(PyspecError):
     """More requests are waiting than may."""
 
 
+class DeadlineError(PyspecError):
+    """A request took longer than it was given."""
+
+
 class SamplerError(PyspecError):
     """A grammar or JSON schema does not parse, or the sampler rejects every token."""
 

@@ -66,6 +66,7 @@ class GenerationResult:
         finish_reason: ``"stop"``, ``"length"`` or ``"aborted"``.
         stats: Counters and times.
         seed: The seed that was used.
+        stopped_by: The stop string that ended it, if one did.
     """
 
     tokens: list[int]
@@ -73,6 +74,7 @@ class GenerationResult:
     finish_reason: str
     stats: Stats
     seed: int
+    stopped_by: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The object that ``pyspec generate --json`` prints."""
@@ -223,6 +225,7 @@ class Engine:
         sampling: SamplingConfig | None = None,
         special: bool = True,
         segments: Many[Segment] | None = None,
+        chat: ChatPrompt | None = None,
         draft: str | None = None,
         draft_nodes: int | None = None,
         top_logprobs: int | None = None,
@@ -236,6 +239,7 @@ class Engine:
             special: Read special tokens in a text prompt as such, as llama.cpp does.
             segments: Parts of the prompt at whose ends later prompts may part from this one; None
                 takes the messages of a rendered chat.
+            chat: The rendered chat that the tokens of `prompt` are of.
             draft: ``"none"`` decodes this request plainly; None drafts as the engine does.
             draft_nodes: Most nodes of this request's trees, the root included; the engine's own
                 limit holds beside it.
@@ -256,7 +260,8 @@ class Engine:
         sampler = self.native.sampler(resolved)
         sampler.accept_prompt(tokens)
         if segments is None:
-            segments = self.segments(prompt, tokens) if isinstance(prompt, ChatPrompt) else ()
+            chat = prompt if isinstance(prompt, ChatPrompt) else chat
+            segments = self.segments(chat, tokens) if chat is not None else ()
         plan = PrefillPlan.of(len(tokens) - 1, segments, self._block)
         slot, held = self._slots.take(tokens, plan)
         return Sequence(
@@ -344,14 +349,6 @@ class Engine:
 
     # ---- prefixes ----
 
-    def _whole_piece(self, token: int) -> bytes:
-        """The bytes of a token, of a special one its name."""
-        found = self._whole_pieces.get(token)
-        if found is None:
-            found = self.native.token_to_piece(token, special=True)
-            self._whole_pieces[token] = found
-        return found
-
     @cached_property
     def _block(self) -> int:
         """Tokens of a whole pass."""
@@ -389,7 +386,7 @@ class Engine:
         """
         if self.cache is None:
             return []
-        pieces = [self._whole_piece(token) for token in tokens]
+        pieces = [self.whole_piece(token) for token in tokens]
         text = prompt.encode()
         if b"".join(pieces[1:]) == text:  # the tokenizer has put something before the text
             pieces[0] = b""
@@ -418,6 +415,14 @@ class Engine:
         found = self._pieces.get(token)
         if found is None:
             found = self._pieces[token] = self.native.token_to_piece(token, special=False)
+        return found
+
+    def whole_piece(self, token: int) -> bytes:
+        """The bytes of a token, of a special one its name."""
+        found = self._whole_pieces.get(token)
+        if found is None:
+            found = self.native.token_to_piece(token, special=True)
+            self._whole_pieces[token] = found
         return found
 
     def detokenize(self, tokens: Many[int]) -> str:
@@ -579,6 +584,7 @@ def result_of(sequence: Sequence) -> GenerationResult:
         finish_reason=str(sequence.finish_reason or FinishReason.ABORTED),
         stats=sequence.stats,
         seed=sequence.seed,
+        stopped_by=sequence.text.stopped_by,
     )
 
 

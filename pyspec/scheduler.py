@@ -1,187 +1,237 @@
-"""`Scheduler`: many requests on one engine, as many at once as it has slots.
+"""`Scheduler`: many requests on one engine, as many at once as it has slots; the one loop there is.
 
-Jobs wait in line, take a slot when one is free, and leave between steps: finished, failed, or given
-up. All that run share every step; the prompts of joining ones are read batch by batch in between.
-One thread calls `turn` over and over; others may submit jobs and cancel them.
+Jobs wait in line, take a slot when one is free, and leave between steps: finished, failed, past
+their deadline, or given up. All running jobs share every step; the prompts of joining ones are read
+in small chunks between the steps, in turns, so nobody's stream stalls.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
+from pyspec.decoder import Emission
 from pyspec.errors import PyspecError, QueueFullError, StateError
-from pyspec.generate import Engine, GenerationResult, Prompt, result_of
-from pyspec.sequence import Sequence
+from pyspec.generate import Engine, result_of
+from pyspec.job import Delta, Failed, Finished, Job, Line, Started
 
-Event = str | GenerationResult | Exception
-"""More text; or the last event of a job: what became of it."""
+_log = logging.getLogger("pyspec")
 
+PREFILL_CHUNK = 128
+"""Prompt tokens after which it is enough between two steps while others are being decoded."""
 
-class Job:
-    """One request.
-
-    Args:
-        prompt: Text, bytes or token ids.
-        put: Takes its events; called by the scheduler's thread.
-        **options: As for `Engine.begin`.
-    """
-
-    def __init__(self, prompt: Prompt, put: Callable[[Event], None], **options: Any) -> None:
-        self.prompt = prompt
-        self.put = put
-        self.options = options
-        self.cancelled = False
-        self.sequence: Sequence | None = None
-
-    def cancel(self) -> None:
-        """Gives it up: it leaves the line, or its slot after the running step. From any thread."""
-        self.cancelled = True
+SHUTTING_DOWN = "shutting down: no more requests are taken"
 
 
 class Scheduler:
-    """Runs jobs on an engine.
+    """Runs jobs on `engine` in a thread of its own.
 
     Args:
-        engine: Used by `turn` alone while there are jobs.
-        max_waiting: Most jobs in line; None for any number.
+        engine: Used by the scheduler's thread alone from `start` to `stop`, its text functions aside.
+        max_waiting: Most jobs in line; more are refused.
+
+    Attributes:
+        on_step: Called with the jobs of every step and what it added to them, by the thread.
+        on_end: Called with every job that gives its slot back, by the thread.
     """
 
-    def __init__(self, engine: Engine, max_waiting: int | None = None) -> None:
+    def __init__(self, engine: Engine, max_waiting: int = 256) -> None:
         self.engine = engine
         self.max_waiting = max_waiting
-        self._waiting: deque[Job] = deque()
+        self.on_step: Callable[[list[tuple[Job, Emission]]], None] = lambda _: None
+        self.on_end: Callable[[Job], None] = lambda _: None
+        self._waiting = Line()
         self._running: list[Job] = []
-        self._closed = False
+        self._joining: deque[Job] = deque()
+        self._stopped: Exception | None = None  # what whoever is still there is told
+        self._drain_until: float | None = None
         self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="pyspec-engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def drain(self, seconds: float) -> None:
+        """Refuses new jobs and those in line; running ones may end within `seconds`."""
+        with self._wake:
+            self._drain_until = self._drain_until or time.monotonic() + seconds
+            self._wake.notify()
+
+    def stop(self, error: Exception | None = None, *, abort: bool = False) -> None:
+        """Ends all jobs and waits for the thread.
+
+        Args:
+            error: What the jobs fail with.
+            abort: End a running call of the engine, too; it is of no use afterwards.
+        """
+        with self._wake:
+            self._stopped = self._stopped or error or StateError(SHUTTING_DOWN)
+            self._wake.notify()
+        if abort:
+            self.engine.abort()
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """True while jobs are taken."""
+        return self._thread.is_alive() and self._stopped is None and self._drain_until is None
 
     @property
     def load(self) -> tuple[int, int]:
         """Jobs running, and jobs in line."""
         return len(self._running), len(self._waiting)
 
-    def submit(self, job: Job) -> None:
-        """Puts a job in line. From any thread.
+    def submit(self, *jobs: Job) -> None:
+        """Puts the jobs of one request in line, all or none. From any thread.
 
         Raises:
             QueueFullError: The line is full.
-            StateError: The scheduler was closed.
+            StateError: The scheduler takes no more.
         """
         with self._wake:
-            if self._closed:
-                raise StateError("the scheduler is closed")
-            if self.max_waiting is not None and len(self._waiting) >= self.max_waiting:
+            if not self.alive:
+                raise StateError(SHUTTING_DOWN)
+            waiting = len(self._waiting)
+            if waiting + len(jobs) > self.max_waiting:
                 raise QueueFullError(
-                    f"{len(self._waiting)} requests are waiting, no more than "
-                    f"{self.max_waiting} may"
+                    f"{waiting} requests are waiting, and no more than {self.max_waiting} may: "
+                    "try later"
                 )
-            self._waiting.append(job)
+            self._waiting.add(jobs)
             self._wake.notify()
 
-    def wait(self) -> bool:
-        """Waits for something to do; False when the scheduler was closed."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._closed or self._waiting or self._running)
-            return not self._closed
+    # ---- the thread ----
 
-    def close(self) -> None:
-        """Takes no more jobs, and ends `wait`. From any thread."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify_all()
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._drop()
+                self._admit()
+                self._prefill()
+                self._step()
+        except Exception as error:  # nothing must leave clients waiting for ever
+            self._stopped = _as_own(error, "the engine's thread failed")
+        assert self._stopped is not None
+        self._end_all(self._stopped)
 
-    def turn(self) -> None:
-        """Lets jobs leave and join, reads one batch of a prompt, and steps all the others."""
-        self._drop_cancelled()
-        self._admit()
-        self._prefill()
-        self._step()
-
-    def end_all(self, error: Exception) -> None:
-        """Fails all jobs."""
+    def _wait_for_work(self) -> bool:
         with self._wake:
-            waiting, self._waiting = list(self._waiting), deque()
-        running = list(self._running)
-        for job in running:
+            self._wake.wait_for(lambda: self._stopped or self._waiting or self._running)
+            return self._stopped is None
+
+    def _drop(self) -> None:
+        """Lets go of jobs that were given up or whose time is over."""
+        now = time.monotonic()
+        until = self._drain_until
+
+        def over(job: Job) -> bool:
+            return job.cancelled or (job.deadline is not None and now >= job.deadline)
+
+        with self._wake:
+            dropped = self._waiting.remove(lambda job: until is not None or over(job))
+        leaving = [job for job in self._running if over(job) or (until and now >= until)]
+        for job in leaving:
             self._leave(job)
-        for job in (*running, *waiting):
-            job.put(error)
-
-    def _drop_cancelled(self) -> None:
-        with self._wake:
-            dropped = [job for job in self._waiting if job.cancelled]
-            self._waiting = deque(job for job in self._waiting if job not in dropped)
-        for job in dropped:
-            job.put(StateError("the request was given up before it had a slot"))
-        for job in [job for job in self._running if job.cancelled]:
-            self._leave(job)
-            job.put(result_of(_sequence(job)))
+        for job in (*dropped, *leaving):
+            if over(job):
+                job.dismiss()
+            else:
+                job.send(Failed(StateError(SHUTTING_DOWN)))
 
     def _admit(self) -> None:
         """Gives free slots to waiting jobs, in order."""
         while self._waiting and len(self._running) < self.engine.config.n_slots:
-            job = self._waiting.popleft()
+            with self._wake:
+                job = self._waiting.take()
             try:
                 job.sequence = self.engine.begin(job.prompt, **job.options)
             except Exception as error:  # whatever a request does, the others go on
-                job.put(error)
+                job.send(Failed(error))
             else:
                 self._running.append(job)
+                self._joining.append(job)
+                job.send(Started(job.sequence.prompt_length))
 
     def _prefill(self) -> None:
-        """Reads one batch of a prompt; joining jobs take turns."""
-        job = next((job for job in self._running if not _is_read(job)), None)
-        if job is None:
+        """Reads one chunk of one prompt; joining jobs take turns."""
+        decoding = len(self._running) > len(self._joining)
+        while self._joining:
+            job = self._joining.popleft()
+            if job.is_read:
+                continue
+            try:
+                self.engine.prefill(job.sequence, PREFILL_CHUNK if decoding else None)
+            except Exception as error:  # the prompt is lost, the engine is not
+                job.sequence.fail(_as_own(error, "reading a prompt failed"))
+                self._settle(job)
+            else:
+                if not job.is_read:
+                    self._joining.append(job)
             return
-        self._running.remove(job)
-        self._running.append(job)
-        try:
-            self.engine.prefill(_sequence(job))
-        except PyspecError as error:
-            _sequence(job).fail(error)
-            self._settle(job)
 
     def _step(self) -> None:
         """One step for all whose prompt is read."""
-        jobs = {id(job.sequence): job for job in self._running if _is_read(job)}
+        jobs = {id(job.sequence): job for job in self._running if job.is_read}
         if not jobs:
             return
-        sequences = [_sequence(job) for job in jobs.values()]
+        sequences = [job.sequence for job in jobs.values()]
         try:
             emissions = self.engine.step(sequences)
-        except PyspecError as error:
-            emissions = []
+        except Exception as error:  # the step is lost, the engine is not
+            emissions, own = [], _as_own(error, "a step failed")
             for sequence in sequences:
-                sequence.fail(error)
+                sequence.fail(own)
+        self.on_step([(jobs[id(emission.sequence)], emission) for emission in emissions])
         for emission in emissions:
-            if emission.text:
-                jobs[id(emission.sequence)].put(emission.text)
+            self._tell(jobs[id(emission.sequence)], emission.text)
         for job in jobs.values():
             self._settle(job)
 
+    def _tell(self, job: Job, text: str) -> None:
+        generated = job.sequence.stats.generated
+        logprobs = tuple(job.sequence.logprobs[job.sent_tokens :])
+        for entry in logprobs:  # looked up here: whoever shows them must not wait for a step
+            self.engine.piece(entry.token)
+            for token in (entry.token, *(token for token, _ in entry.top)):
+                self.engine.whole_piece(token)
+        if text or logprobs:
+            job.send(Delta(text, generated - job.sent_tokens, logprobs))
+            job.sent_tokens = generated
+
     def _settle(self, job: Job) -> None:
         """Lets a job go when its sequence has ended."""
-        sequence = _sequence(job)
+        sequence = job.sequence
         if sequence.finish_reason is None:
             return
         self._leave(job)
         if sequence.error is not None:
-            job.put(sequence.error)
+            job.send(Failed(sequence.error))
         else:
-            job.put(result_of(sequence))
+            job.send(Finished(result_of(sequence)))
 
     def _leave(self, job: Job) -> None:
         self._running.remove(job)
-        self.engine.end(_sequence(job))
+        if job in self._joining:
+            self._joining.remove(job)
+        self.engine.end(job.sequence)
+        self.on_end(job)
+
+    def _end_all(self, error: Exception) -> None:
+        with self._wake:
+            waiting = self._waiting.remove(lambda _: True)
+        for job in [*self._running, *waiting]:
+            job.send(Failed(error))
+        for job in list(self._running):
+            self._leave(job)
 
 
-def _sequence(job: Job) -> Sequence:
-    assert job.sequence is not None, "only jobs with a slot run"
-    return job.sequence
-
-
-def _is_read(job: Job) -> bool:
-    sequence = _sequence(job)
-    return sequence.prefilled >= sequence.prompt_length - 1
+def _as_own(error: Exception, what: str) -> PyspecError:
+    """A failure that nobody foresaw, in words that name it; it is logged."""
+    if isinstance(error, PyspecError):
+        return error
+    _log.error("%s", what, exc_info=error)
+    return StateError(f"{what}: {type(error).__name__}: {error}")

@@ -32,7 +32,8 @@ LAYERS = (
     {"verifier", "sequence", "drafts", "registry", "prefix_cache", "planner"},
     {"controller", "decoder"},
     {"generate"},
-    {"cursor", "scheduler"},
+    {"cursor", "job"},
+    {"scheduler"},
     {"llama", "async_engine", "info", "bench"},
     {"cli", "server"},
 )

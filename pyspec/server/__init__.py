@@ -1,4 +1,5 @@
-"""The server: `worker` decodes, `service` stands between it and one module per API, `app` assembles.
+"""The server: `pyspec.scheduler` decodes, `service` stands between it and one module per API, `app`
+assembles.
 
 app             health, models, and the routers of:
 openai_chat     chat completions and completions
@@ -10,6 +11,6 @@ service         requests to jobs, events to pieces
 tools, output   the prompt's side and the answer's side of tool calls; reasoning
 schemas         what the APIs' requests share
 errors, sse     answers that are errors, answers that are streams
-worker          the thread that owns the engine
+outbox          events from the scheduler's thread to the event loop
 shutdown        a uvicorn server that lets answers end
 """

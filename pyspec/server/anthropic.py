@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from pyspec.errors import ArgumentError
+from pyspec.generate import GenerationResult
 from pyspec.server.errors import ERRORS, StrictRoute, problem
 from pyspec.server.output import CallArguments, CallStart, Content, Piece, Reasoning, json_object
 from pyspec.server.schemas import (
@@ -27,7 +28,6 @@ from pyspec.server.schemas import (
 from pyspec.server.service import Answer, Conversation, Service, unless_gone
 from pyspec.server.sse import EventStream, event
 from pyspec.server.tools import MAX_TOOLS, Tool, Toolbox
-from pyspec.server.worker import Finished
 
 Json = dict[str, Any]
 
@@ -207,12 +207,12 @@ class MessageWriter:
         stop = {"type": "content_block_stop", "index": len(self.message["content"]) - 1}
         return [event(stop, "content_block_stop")]
 
-    def end(self, finished: Finished) -> list[str]:
+    def end(self, finished: GenerationResult) -> list[str]:
         """The last events."""
         events = self.close()
         called = any(block["type"] == "tool_use" for block in self.message["content"])
         reason = "max_tokens"
-        if finished.reason == "stop":
+        if finished.finish_reason == "stop":
             reason = "tool_use" if called else "end_turn"
         if finished.stopped_by is not None:
             reason = "stop_sequence"

@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 
 from pyspec._version import __version__
 from pyspec.generate import Engine
+from pyspec.scheduler import Scheduler
 from pyspec.server import anthropic, embeddings, openai_chat, page, responses, tokens
 from pyspec.server.errors import ERRORS, handle_errors
 from pyspec.server.security import SecurityConfig
 from pyspec.server.security import install as install_security
 from pyspec.server.service import Service
 from pyspec.server.telemetry import Telemetry
-from pyspec.server.worker import Worker
 
 
 def create_app(
@@ -34,7 +34,7 @@ def create_app(
 ) -> FastAPI:
     """The application that serves `engine` under `model_name`.
 
-    The engine belongs to the application's worker thread from start-up to shutdown.
+    The engine belongs to the scheduler's thread from start-up to shutdown.
 
     Args:
         engine: Decodes.
@@ -43,22 +43,22 @@ def create_app(
         security: Who may ask, and how much.
         timeout: Seconds that a request may take when it does not say itself; None for no limit.
     """
-    worker = Worker(engine, max_waiting)
-    service = Service(worker, model_name, timeout)
-    telemetry = Telemetry(worker)
+    scheduler = Scheduler(engine, max_waiting)
+    service = Service(scheduler, model_name, timeout)
+    telemetry = Telemetry(scheduler)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        worker.start()
+        scheduler.start()
         try:
             yield
         finally:
             telemetry.close()
-            await asyncio.to_thread(worker.stop)
+            await asyncio.to_thread(scheduler.stop)
             service.close()
 
     app = FastAPI(title="pyspec", version=__version__, lifespan=lifespan)
-    app.state.worker = worker
+    app.state.scheduler = scheduler
     app.state.service = service
     handle_errors(app)
     _add_facts(app, service)
@@ -71,7 +71,7 @@ def create_app(
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    worker, started = service.worker, int(time.time())
+    scheduler, started = service.scheduler, int(time.time())
     name = service.model_name
     entry = {
         "id": name,
@@ -88,9 +88,9 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/health", responses={503: {"description": "No request is taken."}})
     def health() -> Response:
         """200 while requests are taken."""
-        running, waiting = worker.load
-        status = HTTPStatus.OK if worker.alive else HTTPStatus.SERVICE_UNAVAILABLE
-        state = "ok" if worker.alive else "stopped"
+        running, waiting = scheduler.load
+        status = HTTPStatus.OK if scheduler.alive else HTTPStatus.SERVICE_UNAVAILABLE
+        state = "ok" if scheduler.alive else "stopped"
         return JSONResponse({"status": state, "running": running, "waiting": waiting}, status)
 
     @app.get("/v1/models")

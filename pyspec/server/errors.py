@@ -20,12 +20,12 @@ from pyspec.errors import (
     AllocationError,
     ComputeError,
     ContextError,
+    DeadlineError,
     PyspecError,
     QueueFullError,
     StateError,
 )
 from pyspec.server.service import ClientGone
-from pyspec.server.worker import DeadlineError
 
 ANTHROPIC_PATH = "/v1/messages"
 

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
 
 from pyspec.errors import ArgumentError
+from pyspec.generate import GenerationResult
 from pyspec.logprobs import TokenLogprob
 from pyspec.server.errors import ERRORS, StrictRoute, problem
 from pyspec.server.output import CallArguments, CallStart, Content, Piece, Reasoning
@@ -33,7 +34,6 @@ from pyspec.server.schemas import (
 from pyspec.server.service import Answer, Choice, Conversation, Service, Update, unless_gone
 from pyspec.server.sse import EventStream, event
 from pyspec.server.tools import MAX_TOOLS, Tool, Toolbox
-from pyspec.server.worker import Finished
 
 Json = dict[str, Any]
 
@@ -367,7 +367,7 @@ class TokenNames:
         }
 
     def _bytes(self, token: int) -> bytes:
-        return self._service.worker.names.get(token, b"")
+        return self._service.engine.whole_piece(token)
 
 
 def finite(logprob: float) -> float:
@@ -395,9 +395,9 @@ def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _reason(finished: Finished | None, called: bool) -> str:
+def _reason(finished: GenerationResult | None, called: bool) -> str:
     assert finished is not None, "the choice has ended"
-    return "tool_calls" if called and finished.reason == "stop" else finished.reason
+    return "tool_calls" if called and finished.finish_reason == "stop" else finished.finish_reason
 
 
 async def _chunks(

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from pyspec.errors import ArgumentError
+from pyspec.generate import GenerationResult
 from pyspec.logprobs import TokenLogprob
 from pyspec.server.errors import ERRORS, StrictRoute, problem
 from pyspec.server.openai_chat import ResponseFormat, TokenNames, call_id, thinking_variables
@@ -31,7 +32,6 @@ from pyspec.server.schemas import (
 from pyspec.server.service import Answer, Conversation, Service, unless_gone
 from pyspec.server.sse import EventStream, event
 from pyspec.server.tools import MAX_TOOLS, Tool, Toolbox
-from pyspec.server.worker import Finished
 
 Json = dict[str, Any]
 
@@ -250,12 +250,12 @@ class ResponseWriter:
         index = place["output_index"]
         return [*events, self._event("response.output_item.done", output_index=index, item=item)]
 
-    def end(self, answer: Answer, finished: Finished) -> list[str]:
+    def end(self, answer: Answer, finished: GenerationResult) -> list[str]:
         """The last events."""
         if self._item is not None and self._held and self._item["type"] == "message":
             self._item["content"][0]["logprobs"] += self._held
         events = self.close()
-        done = finished.reason != "length"
+        done = finished.finish_reason != "length"
         self.response["status"] = "completed" if done else "incomplete"
         if not done:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}

@@ -24,12 +24,12 @@ class GracefulServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, seconds: float = SECONDS, **config: Any) -> None:
-        self._worker = app.state.worker
+        self._scheduler = app.state.scheduler
         self._seconds = seconds
         patience = math.ceil(seconds) + _CLOSING_SECONDS
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=patience, **config))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called on a signal."""
-        self._worker.drain(self._seconds)
+        self._scheduler.drain(self._seconds)
         super().handle_exit(sig, frame)

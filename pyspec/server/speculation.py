@@ -133,7 +133,7 @@ class CostCurve:
 
 
 class Speculation:
-    """Statistics of one engine; written by the worker's thread, read by any.
+    """Statistics of one engine; written by the scheduler's thread, read by any.
 
     Args:
         engine: Names the drafter and gives the text of tokens.
@@ -206,7 +206,7 @@ class Speculation:
     # ---- for readers ----
 
     def event(self, taken: Taken) -> dict[str, Any]:
-        """What a subscriber gets of a sequence's step. Called in order, by the worker's thread."""
+        """What a subscriber gets of a sequence's step. Called in order, by the scheduler's thread."""
         sequence, _, tree, path = taken.emission
         live = self._slots[sequence.slot]
         by_node = [self._sources(tree, node) for node in path.nodes[1:]]

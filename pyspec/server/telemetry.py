@@ -1,6 +1,6 @@
 """What the server can tell of itself: Prometheus metrics, and live statistics of speculation.
 
-`Telemetry` is told of every step by the worker and of every answer by its middleware. It serves
+`Telemetry` is told of every step by the scheduler and of every answer by its middleware. It serves
 ``/metrics``, ``/v1/speculation`` and ``/v1/speculation/stream``.
 """
 
@@ -30,8 +30,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyspec.generate import Engine
 from pyspec.info import report
+from pyspec.job import Job
+from pyspec.scheduler import Scheduler
 from pyspec.server.speculation import Speculation, Taken
-from pyspec.server.worker import Job, Worker
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _REQUEST_SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
@@ -41,7 +42,7 @@ _BACKLOG = 1024  # events that a slow subscriber may be behind
 class Metrics:
     """The counters of one application, in a registry of its own."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.requests = Counter(
@@ -81,18 +82,18 @@ class Metrics:
             registry=registry,
         )
         load = Gauge("pyspec_requests", "Requests now.", ["state"], registry=registry)
-        load.labels("running").set_function(lambda: worker.load[0])
-        load.labels("waiting").set_function(lambda: worker.load[1])
+        load.labels("running").set_function(lambda: scheduler.load[0])
+        load.labels("waiting").set_function(lambda: scheduler.load[1])
         slots = Gauge("pyspec_slots", "Requests decoded at the same time.", registry=registry)
-        slots.set(worker.engine.config.n_slots)
+        slots.set(scheduler.engine.config.n_slots)
         memory = Gauge("pyspec_memory_bytes", "Memory by use.", ["use"], registry=registry)
-        for use, size in report(worker.engine).memory.items():
+        for use, size in report(scheduler.engine).memory.items():
             memory.labels(use).set(size)
         ProcessCollector(registry=registry)
-        registry.register(_CacheCollector(worker.engine))
+        registry.register(_CacheCollector(scheduler.engine))
 
     def add_step(self, taken: list[Taken], stage_ms: dict[str, float]) -> None:
-        """Counts one step of the worker."""
+        """Counts one step of the scheduler."""
         self.steps.inc()
         for stage, ms in stage_ms.items():
             self.step_seconds.labels(stage).observe(ms / 1e3)
@@ -129,19 +130,19 @@ class _CacheCollector(Collector):
 
 
 class Telemetry:
-    """Collects on the worker's thread, serves on the event loop.
+    """Collects on the scheduler's thread, serves on the event loop.
 
     Args:
-        worker: Its steps and jobs are watched.
+        scheduler: Its steps and jobs are watched.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self.metrics = Metrics(worker)
-        self.speculation = Speculation(worker.engine)
-        self._worker = worker
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.metrics = Metrics(scheduler)
+        self.speculation = Speculation(scheduler.engine)
+        self._scheduler = scheduler
         self._subscribers: dict[asyncio.Queue[str | None], Callable[[str | None], None]] = {}
-        worker.on_step = self._step
-        worker.on_end = self._end
+        scheduler.on_step = self._step
+        scheduler.on_end = self._end
 
     def install(self, app: FastAPI) -> None:
         """Adds the routes and the middleware that counts answers."""
@@ -153,10 +154,10 @@ class Telemetry:
         for hand_over in list(self._subscribers.values()):
             hand_over(None)
 
-    # ---- on the worker's thread ----
+    # ---- on the scheduler's thread ----
 
     def _step(self, emissions: list[tuple[Job, Any]]) -> None:
-        clock = self._worker.engine.clock
+        clock = self._scheduler.engine.clock
         stages = {**clock.ms, "other": max(0.0, clock.total_ms - sum(clock.ms.values()))}
         taken = self.speculation.add_step(
             [(job.request_id, emission) for job, emission in emissions], stages
@@ -167,8 +168,6 @@ class Telemetry:
 
     def _end(self, job: Job) -> None:
         sequence = job.sequence
-        if sequence is None:
-            return
         self.metrics.prompt.inc(sequence.prompt_length)
         self.metrics.cached.inc(sequence.stats.cached_tokens)
         self.metrics.finished.labels(str(sequence.finish_reason or "aborted")).inc()

@@ -1,4 +1,4 @@
-"""The worker without HTTP: who is served when, and how jobs end."""
+"""The scheduler without HTTP: who is served when, and how jobs end."""
 
 from __future__ import annotations
 
@@ -11,21 +11,11 @@ from typing import Any
 
 import pytest
 
-from pyspec import Engine, SamplingConfig, StateError
+from pyspec import Engine, QueueFullError, SamplingConfig, StateError
+from pyspec.errors import DeadlineError
+from pyspec.job import Delta, Event, Failed, Finished, Job, Line, Started
 from pyspec.prefill import BLOCK
-from pyspec.server.worker import (
-    PREFILL_CHUNK,
-    DeadlineError,
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    Job,
-    Line,
-    QueueFullError,
-    Started,
-    Worker,
-)
+from pyspec.scheduler import PREFILL_CHUNK, Scheduler
 from tests.conftest import OpenEngine
 
 
@@ -59,13 +49,13 @@ def engine(open_engine: OpenEngine) -> Engine:
 
 
 @contextmanager
-def working(engine: Engine, **options: Any) -> Iterator[Worker]:
-    worker = Worker(engine, **options)
-    worker.start()
+def working(engine: Engine, **options: Any) -> Iterator[Scheduler]:
+    scheduler = Scheduler(engine, **options)
+    scheduler.start()
     try:
-        yield worker
+        yield scheduler
     finally:
-        worker.stop()
+        scheduler.stop()
 
 
 @pytest.fixture
@@ -94,13 +84,13 @@ LONG, MIDDLE = "x = 1\n" * 300, "x = 1\n" * 70
 
 def test_long_prompts_do_not_stall_running_streams(engine: Engine, log: list[Any]) -> None:
     """While one is decoded, others are read in small chunks, in turns, a step between each."""
-    with working(engine) as worker:
+    with working(engine) as scheduler:
         first = Client(engine, "import", max_tokens=400)
-        worker.submit(first.job)
+        scheduler.submit(first.job)
         first.until(Delta)
         second, third = (Client(engine, LONG, max_tokens=4) for _ in range(2))
-        worker.submit(second.job)
-        worker.submit(third.job)
+        scheduler.submit(second.job)
+        scheduler.submit(third.job)
         for client in (second, third, first):
             client.text()
     chunks = [(i, *entry[1]) for i, entry in enumerate(log) if entry[0] == "prefill"]
@@ -118,19 +108,19 @@ def first_slot(log: list[Any]) -> int:
 
 
 def test_a_prompt_is_read_in_whole_batches_when_nobody_waits(engine: Engine, log: Any) -> None:
-    with working(engine) as worker:
+    with working(engine) as scheduler:
         client = Client(engine, LONG, max_tokens=2)
-        worker.submit(client.job)
+        scheduler.submit(client.job)
         client.text()
     sizes = [entry[1][1] for entry in log if entry[0] == "prefill"]
     assert sizes[0] == engine.config.n_batch
 
 
 def test_text_does_not_depend_on_the_chunks_of_the_prompt(engine: Engine, plain: Engine) -> None:
-    with working(engine) as worker:
+    with working(engine) as scheduler:
         clients = [Client(engine, MIDDLE + f"y{i} = ", max_tokens=30) for i in range(4)]
         for client in clients:
-            worker.submit(client.job)
+            scheduler.submit(client.job)
         texts = [client.text() for client in clients]
     for i, text in enumerate(texts):
         alone = plain.complete(MIDDLE + f"y{i} = ", max_tokens=30, temperature=0, ignore_end=True)
@@ -138,14 +128,14 @@ def test_text_does_not_depend_on_the_chunks_of_the_prompt(engine: Engine, plain:
 
 
 def test_a_cancelled_job_leaves_after_the_running_step(engine: Engine, log: list[Any]) -> None:
-    with working(engine) as worker:
+    with working(engine) as scheduler:
         gone, stays = (Client(engine, "import", max_tokens=1500) for _ in range(2))
-        worker.submit(gone.job)
-        worker.submit(stays.job)
+        scheduler.submit(gone.job)
+        scheduler.submit(stays.job)
         gone.until(Delta), stays.until(Delta)
         gone.job.cancel()
         at = len(log)
-        wait_for(lambda: worker.load == (1, 0))
+        wait_for(lambda: scheduler.load == (1, 0))
         together = [slots for kind, slots in log[at:] if kind == "step" and len(slots) == 2]
         assert len(together) <= 1 + 1  # the running one, and one that began before `at` was read
         stays.until(Delta)
@@ -160,15 +150,15 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 
 def test_deadlines_end_jobs_that_run_and_that_wait(engine: Engine) -> None:
-    with working(engine) as worker:
+    with working(engine) as scheduler:
         running = [Client(engine, "import", max_tokens=1900) for _ in range(3)]
         for client in running:
-            worker.submit(client.job)
+            scheduler.submit(client.job)
             client.until(Started)
         now = time.monotonic()
         running[0].job.deadline = now + 0.2
         waiting = Client(engine, "import", max_tokens=5, deadline=now + 0.05)
-        worker.submit(waiting.job)
+        scheduler.submit(waiting.job)
         late = failure(waiting)
         assert isinstance(late, DeadlineError) and "waiting in line" in str(late)
         assert isinstance(failure(running[0]), DeadlineError)
@@ -183,33 +173,33 @@ def failure(client: Client) -> Exception:
 
 
 def test_draining_refuses_what_waits_and_lets_running_jobs_end(engine: Engine) -> None:
-    with working(engine) as worker:
+    with working(engine) as scheduler:
         short = Client(engine, "import", max_tokens=100)
         long = [Client(engine, "import", max_tokens=1900) for _ in range(2)]
         for client in (short, *long):
-            worker.submit(client.job)
+            scheduler.submit(client.job)
             client.until(Started)
         waiting = Client(engine, "import", max_tokens=5)
-        worker.submit(waiting.job)
-        worker.drain(1.0)
+        scheduler.submit(waiting.job)
+        scheduler.drain(1.0)
         assert isinstance(failure(waiting), StateError)
         with pytest.raises(StateError, match="shutting down"):
-            worker.submit(Client(engine, "a").job)
+            scheduler.submit(Client(engine, "a").job)
         assert short.text()
         assert all(isinstance(failure(client), StateError) for client in long)
-        assert worker.load == (0, 0) and not worker.alive
+        assert scheduler.load == (0, 0) and not scheduler.alive
 
 
 def test_the_line_has_a_bound_for_whole_requests(engine: Engine) -> None:
-    with working(engine, max_waiting=4) as worker:
+    with working(engine, max_waiting=4) as scheduler:
         clients = [Client(engine, "import", max_tokens=1900) for _ in range(8)]
         for client in clients[:3]:
-            worker.submit(client.job)
+            scheduler.submit(client.job)
             client.until(Started)
-        worker.submit(*(client.job for client in clients[3:6]))
+        scheduler.submit(*(client.job for client in clients[3:6]))
         with pytest.raises(QueueFullError, match="3 requests are waiting"):
-            worker.submit(clients[6].job, clients[7].job)
-        assert worker.load == (3, 3)
+            scheduler.submit(clients[6].job, clients[7].job)
+        assert scheduler.load == (3, 3)
 
 
 def test_requests_take_turns_in_line() -> None:
@@ -227,15 +217,45 @@ def test_requests_take_turns_in_line() -> None:
     assert len(line) == 2
 
 
-def test_an_unexpected_failure_of_a_step_leaves_the_worker_alive(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["step", "prefill"])
+def test_an_unexpected_failure_of_a_call_leaves_the_scheduler_alive(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    with working(engine) as worker:
+    with working(engine) as scheduler:
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "step", lambda _: 1 // 0)
-            client = Client(engine, "import", max_tokens=5)
-            worker.submit(client.job)
+            patch.setattr(engine, call, lambda *_: 1 // 0)
+            client = Client(engine, "import os", max_tokens=5)
+            scheduler.submit(client.job)
             assert "ZeroDivisionError" in str(failure(client))
-        again = Client(engine, "import", max_tokens=5)
-        worker.submit(again.job)
+        again = Client(engine, "import os", max_tokens=5)
+        scheduler.submit(again.job)
         assert again.text()
+
+
+def test_a_failure_of_the_thread_reaches_everybody(engine: Engine) -> None:
+    with working(engine) as scheduler:
+        scheduler.on_step = lambda _: 1 // 0  # type: ignore[assignment, return-value]
+        clients = [Client(engine, "import", max_tokens=5) for _ in range(5)]
+        scheduler.submit(*(client.job for client in clients))
+        for client in clients:
+            assert "ZeroDivisionError" in str(failure(client))
+        wait_for(lambda: not scheduler.alive)
+        with pytest.raises(StateError, match="no more requests"):
+            scheduler.submit(Client(engine, "a").job)
+
+
+def test_what_is_given_up_is_told_what_it_has(engine: Engine) -> None:
+    with working(engine) as scheduler:
+        clients = [Client(engine, "import", max_tokens=1900) for _ in range(4)]
+        for client in clients:
+            scheduler.submit(client.job)
+        for client in clients[:3]:
+            client.until(Delta)
+        clients[3].job.cancel()
+        assert "before it had a slot" in str(failure(clients[3]))
+        for client in clients[:3]:
+            client.job.cancel()
+            while not isinstance(event := client.events.get(timeout=20), Finished):
+                assert isinstance(event, Delta)
+            assert event.result.finish_reason == "aborted"
+            assert 0 < len(event.result.tokens) < 1900
