@@ -22,6 +22,9 @@ from pyspec.accept import AcceptedPath
 from pyspec.drafter import DraftContext, Outcome, StepCost
 from pyspec.errors import ArgumentError, ContextError
 from pyspec.generate import Engine
+from pyspec.prefill import PrefillPlan
+from pyspec.prefix import Prefix
+from pyspec.prefix_cache import PrefixCache
 from pyspec.stats import Stats
 from pyspec.tree import DraftTree
 from pyspec.verifier import Verifier
@@ -56,7 +59,7 @@ class Cursor:
         self._tree: DraftTree | None = None  # verified, not committed
         self._cost = StepCost(1, 0.0, 0.0)  # of the pass that verified it
         self._path: list[int] = []  # the nodes of it that the text has taken, the root first
-        self._saved = _SavedStates(cache_bytes)
+        self._saved = PrefixCache(cache_bytes)
 
     # ---- where it is ----
 
@@ -176,8 +179,10 @@ class Cursor:
     def _save(self) -> None:
         info = self._native.info
         share = len(self._committed) / info.n_ctx
-        if info.bytes_state + (info.bytes_kv + info.bytes_mtp) * share <= self._saved.max_bytes:
-            self._saved.add(tuple(self._committed), self._native.save(SLOT))
+        if info.bytes_state + (info.bytes_kv + info.bytes_mtp) * share <= self._saved.limit:
+            text = self._committed
+            prefix = Prefix.of(text, PrefillPlan(len(text)), len(text))
+            self._saved.add(prefix, self._native.save(SLOT))
 
     def _go_back(self, tokens: list[int], shared: int) -> int:
         """Moves to the longest text it can that `tokens` begin with, `shared` at most of its own."""
@@ -187,11 +192,12 @@ class Cursor:
             return kept
         # Rows of scores are right as far as the last text went the same way.
         limit = len(tokens) - 1 if self._scores is None else shared
-        found = self._saved.longest(tokens[:limit])
-        if found is None:
+        found = self._saved.find(np.asarray(tokens, np.int32).tobytes(), PrefillPlan(limit))
+        state = None if found is None else self._saved.load(found)
+        if found is None or state is None:
             self.clear()
         else:
-            self.load(*found)
+            self.load(tokens[: found.length], state)
         return len(self._committed)
 
     # ---- passes ----
@@ -288,29 +294,6 @@ class Cursor:
         took = 1e3 * (time.perf_counter() - began)
         self.stats.ms[stage] += took
         self.stats.decode_ms += took
-
-
-class _SavedStates:
-    """Saved states by their text; those used longest ago make room."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._states: dict[tuple[int, ...], bytes] = {}  # the last used at the end
-
-    def add(self, tokens: tuple[int, ...], state: bytes) -> None:
-        self._states.pop(tokens, None)
-        self._states[tokens] = state
-        while sum(map(len, self._states.values())) > self.max_bytes:
-            del self._states[next(iter(self._states))]
-
-    def longest(self, tokens: list[int]) -> tuple[tuple[int, ...], bytes] | None:
-        """The saved text that `tokens` begin with, and its state."""
-        able = [text for text in self._states if tuple(tokens[: len(text)]) == text]
-        if not able:
-            return None
-        text = max(able, key=len)
-        self._states[text] = self._states.pop(text)
-        return text, self._states[text]
 
 
 def _shared(one: list[int], other: list[int]) -> int:

@@ -8,6 +8,7 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from pyspec import ArgumentError, DraftConfig, DraftError, Llama
 from tests import synthetic_models
 from tests.prompts import CODE, OTHER, PROSE
-from tests.synthetic_models import Synthetic
+from tests.synthetic_models import Synthetic, preset, write
 
 import llama_cpp  # isort: skip - on the patched libraries, which pyspec.llama has seen to
 
@@ -586,6 +587,29 @@ def test_flash_attention(model: Path) -> None:
         found = completion(CODE_PROMPT, max_tokens=60, seed=3)
         assert found(drafting) == found(plain)
         assert drafting.spec_stats.accepted
+
+
+@pytest.mark.skipif(
+    "AVX512_VNNI = 1" not in llama_cpp.llama_print_system_info().decode(),
+    reason="other kernels read more than 128 columns of Q5_K and Q6_K otherwise than one",
+)
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_long_prompts_of_k_quants(tmp_path: Path, kind: str) -> None:
+    """The parent reads a prompt's last token with all others, the child alone; also behind a state."""
+    shape = replace(preset("tiny-qwen35"), v_heads=16)  # all rows in whole groups of 16
+    write(tmp_path / "model.gguf", shape, kind)
+    found = Pair(tmp_path / "model.gguf", n_ctx=1024)
+    dice = random.Random(kind)
+    try:
+        for case in range(8):
+            one = [dice.randrange(97, 123) for _ in range(dice.randint(150, 400))]
+            answer = found.same(lambda llama, text=one: take(llama, 30, text), f"text {case}")
+            cut = dice.randint(130, len(one))
+            for begin in ([*one, *answer], one[:cut]):
+                text = [*begin, *(dice.randrange(97, 123) for _ in range(dice.randint(1, 200)))]
+                found.same(lambda llama, text=text: take(llama, 30, text), f"text {case}, behind")
+    finally:
+        found.close()
 
 
 def write_lora(path: Path, model: Path) -> None:
