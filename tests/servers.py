@@ -75,11 +75,11 @@ class Running:
 
 @contextmanager
 def running(
-    directory: Path, *arguments: str, env: dict[str, str] | None = None
+    directory: Path, *arguments: str, model: str = "demo", env: dict[str, str] | None = None
 ) -> Iterator[Running]:
-    """``pyspec serve demo`` on a free port."""
+    """``pyspec serve MODEL`` on a free port."""
     log = directory / f"server-{time.monotonic_ns()}.log"
-    command = [*COMMAND, "serve", "demo", "--port", "0", "--threads", "1", *arguments]
+    command = [*COMMAND, "serve", model, "--port", "0", "--threads", "1", *arguments]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,

@@ -1,11 +1,13 @@
 """Many clients at once for a long time: does the server fail, leak, or lose its speed?
 
-    python tests/bench/soak.py --minutes 5             # with --draft auto, then with --draft none
+    python tests/bench/soak.py                                   # the demo model, auto beside none
+    python tests/bench/soak.py --model padded.gguf --slots 2 --limit 400 --draft auto --draft none
 
 Every client sends requests of random length, temperature and kind (chat or text, streamed or whole,
 with a JSON schema, with stop strings), goes on with its chat or starts another, and now and then
-hangs up in the middle. Reported: requests, errors, tokens a second, memory after a warm-up and at
-the end.
+hangs up in the middle. There is a server for each way of drafting; they are soaked in turns, in
+stretches of equal requests, so that what slows the machine slows both. Reported: requests, errors,
+tokens a second, what a step took and gave, memory after the first stretch and at the end.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ import re
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -40,7 +45,6 @@ SCHEMA = {
     "required": ["name", "ok", "numbers"],
     "additionalProperties": False,
 }
-WARM_UP = 0.3  # share of the time after which memory should no longer grow
 
 
 @dataclass
@@ -51,22 +55,44 @@ class Report:
         requests: Answers that were read to their end.
         cancelled: Those that were hung up on.
         errors: What went wrong, in words.
-        tokens_per_second: Generated, of all clients together.
-        rss: Bytes of memory, about once a second: from the warm-up's end on.
+        seconds: How long it took.
+        counts: What the server's counters (``/metrics``) have grown by.
+        rss: Bytes of memory, about once a second.
     """
 
     requests: int = 0
     cancelled: int = 0
     errors: list[str] = field(default_factory=list)
-    tokens_per_second: float = 0.0
+    seconds: float = 0.0
+    counts: dict[str, float] = field(default_factory=dict)
     rss: list[int] = field(default_factory=list)
 
     @property
-    def drift(self) -> float:
-        """Growth of memory: the median of the last third over that of the first, less one."""
-        third = max(1, len(self.rss) // 3)
-        first, last = sorted(self.rss[:third]), sorted(self.rss[-third:])
-        return last[len(last) // 2] / first[len(first) // 2] - 1 if self.rss else 0.0
+    def tokens_per_second(self) -> float:
+        """Generated, of all clients together."""
+        return self.counts["generated_tokens"] / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is printed of a stretch."""
+        counts = {name: round(count, 1) for name, count in self.counts.items()}
+        steps = self.counts["steps"]
+        return {
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "tokens_per_step": round(counts["generated_tokens"] / steps, 2) if steps else None,
+            "ms_per_step": round(1e3 * counts["step_seconds"] / steps, 2) if steps else None,
+            "requests": self.requests,
+            "cancelled": self.cancelled,
+            "errors": self.errors,
+            "seconds": round(self.seconds, 1),
+            **counts,
+            "rss_mb": round(median(self.rss) / 1e6, 1),
+        }
+
+
+def drift(rss: Sequence[int]) -> float:
+    """Growth of memory: the median of the last third over that of the first, less one."""
+    third = max(1, len(rss) // 3)
+    return median(rss[-third:]) / median(rss[:third]) - 1 if rss else 0.0
 
 
 class Client:
@@ -158,7 +184,9 @@ def _streamed(text: str) -> tuple[str, str]:
     return "".join(pieces), reason
 
 
-async def soak(url: str, pid: int, seconds: float, clients: int, limit: int = 80) -> Report:
+async def soak(
+    url: str, pid: int, seconds: float, clients: int, limit: int = 80, seed: int = 0
+) -> Report:
     """Runs the clients against a server and watches its memory."""
     report = Report()
     began = time.monotonic()
@@ -168,15 +196,16 @@ async def soak(url: str, pid: int, seconds: float, clients: int, limit: int = 80
 
         async def watch() -> None:
             while time.monotonic() < until:
-                if time.monotonic() > began + WARM_UP * seconds:
-                    report.rss.append(process.memory_info().rss)
+                report.rss.append(process.memory_info().rss)
                 await asyncio.sleep(min(1.0, seconds / 20))
 
-        before = await _generated(http)
-        crowd = [Client(http, report, seed, limit).run(until) for seed in range(clients)]
+        before = await _counts(http)
+        seeds = range(seed, seed + clients)
+        crowd = [Client(http, report, one, limit).run(until) for one in seeds]
         await asyncio.gather(watch(), *crowd)
-        tokens = await _generated(http) - before
-        report.tokens_per_second = tokens / (time.monotonic() - began)
+        report.seconds = time.monotonic() - began
+        after = await _counts(http)
+        report.counts = {name: after[name] - before[name] for name in after}
         for _ in range(100):  # those who hung up are soon forgotten
             health = (await http.get("/health")).json()
             if not health["running"] and not health["waiting"]:
@@ -187,37 +216,91 @@ async def soak(url: str, pid: int, seconds: float, clients: int, limit: int = 80
     return report
 
 
-async def _generated(http: httpx.AsyncClient) -> float:
+async def _counts(http: httpx.AsyncClient) -> dict[str, float]:
     text = (await http.get("/metrics")).text
-    found = re.search(r"^pyspec_generated_tokens_total ([\d.e+]+)$", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+
+    def total(name: str) -> float:
+        return sum(float(n) for n in re.findall(rf"^pyspec_{name} (\S+)$", text, re.MULTILINE))
+
+    return {
+        "generated_tokens": total("generated_tokens_total"),
+        "prompt_tokens": total("prompt_tokens_total"),
+        "cached_prompt_tokens": total("cached_prompt_tokens_total"),
+        "steps": total("steps_total"),
+        "step_seconds": total(r"step_seconds_sum\{stage=\"\w+\"\}"),
+    }
+
+
+def options_of(draft: str) -> list[str]:
+    """``mtp/depth=2`` as options of ``pyspec serve``."""
+    name, *limits = draft.split("/")
+    pairs = (limit.split("=") for limit in limits)
+    return ["--draft", name, *(word for key, value in pairs for word in (f"--draft-{key}", value))]
 
 
 @click.command()
-@click.option("--minutes", default=5.0, show_default=True)
+@click.option("--model", default="demo", show_default=True, help="A GGUF file.")
+@click.option("--minutes", default=5.0, show_default=True, help="For every way of drafting.")
+@click.option("--rounds", default=5, show_default=True, help="Stretches; the first warms up.")
 @click.option("--clients", default=8, show_default=True)
 @click.option("--slots", default=8, show_default=True)
-@click.option("--draft", "drafts", multiple=True, default=("auto", "none"), show_default=True)
+@click.option("--threads", default=1, show_default=True)
+@click.option(
+    "--draft", "drafts", multiple=True, default=("auto", "none"), show_default=True,
+    help="Ways of drafting, the second to compare with: auto, none, mtp/depth=2.",
+)  # fmt: skip
 @click.option("--limit", default=80, show_default=True, help="Most tokens of an answer.")
-def main(minutes: float, clients: int, slots: int, drafts: tuple[str, ...], limit: int) -> None:
-    """Soaks servers of the demo model, one way of drafting after another; prints JSON."""
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        for draft in drafts:
-            options = ("--draft", draft, "--slots", str(slots), "--cache-ram", "64M")
-            with running(Path(directory), *options) as server:
-                pid = server.process.pid
-                report = asyncio.run(soak(server.url, pid, 60 * minutes, clients, limit))
-                status = server.stop()
-            found[draft] = {**asdict(report), "drift": round(report.drift, 4), "exit": status}
-            found[draft]["rss"] = [
-                size >> 20 for size in report.rss[:: max(1, len(report.rss) // 20)]
-            ]
-    if len(drafts) == 2:
-        speeds = [found[draft]["tokens_per_second"] for draft in drafts]
-        found["ratio"] = round(speeds[0] / speeds[1], 3) if speeds[1] else None
-    click.echo(json.dumps(found, indent=1))
-    sys.exit(any(found[draft]["errors"] for draft in drafts))
+def main(
+    model: str,
+    minutes: float,
+    rounds: int,
+    clients: int,
+    slots: int,
+    threads: int,
+    drafts: tuple[str, ...],
+    limit: int,
+) -> None:
+    """Soaks a server for every way of drafting, in turns; prints JSON."""
+    found: dict[str, list[Report]] = {draft: [] for draft in drafts}
+    load = psutil.getloadavg()[0]
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        shared = ["--slots", str(slots), "--threads", str(threads), "--cache-ram", "64M"]
+        servers = {
+            draft: stack.enter_context(running(directory, *options_of(draft), *shared, model=model))
+            for draft in drafts
+        }
+        for turn in range(rounds):
+            for draft, server in servers.items():
+                seconds = 60 * minutes / rounds
+                pid, seed = server.process.pid, 1000 * turn
+                report = asyncio.run(soak(server.url, pid, seconds, clients, limit, seed))
+                found[draft].append(report)
+                speed = report.tokens_per_second
+                click.echo(f"{turn + 1}/{rounds} {draft}: {speed:.1f} tokens/s", err=True)
+        stopped = {draft: server.stop() for draft, server in servers.items()}
+    result: dict[str, Any] = {
+        "model": Path(model).name,
+        "load_before": round(load, 2),
+        **{"clients": clients, "slots": slots, "threads": threads, "limit": limit},
+    }
+    for draft, reports in found.items():
+        rss = [size for report in reports[1:] for size in report.rss]
+        result[draft] = {
+            "tokens_per_second": round(median(r.tokens_per_second for r in reports), 1),
+            "requests": sum(report.requests for report in reports),
+            "cancelled": sum(report.cancelled for report in reports),
+            "errors": sum(len(report.errors) for report in reports),
+            "drift": round(drift(rss), 4),
+            "exit": stopped[draft],
+            "stretches": [report.as_dict() for report in reports],
+        }
+    if len(drafts) > 1:
+        pairs = zip(found[drafts[0]], found[drafts[1]], strict=True)
+        ratios = [one.tokens_per_second / other.tokens_per_second for one, other in pairs]
+        result["ratio"] = {"median": round(median(ratios), 3), "of": [round(r, 3) for r in ratios]}
+    click.echo(json.dumps(result, indent=1))
+    sys.exit(any(report.errors for reports in found.values() for report in reports))
 
 
 if __name__ == "__main__":
