@@ -195,6 +195,21 @@ def test_chats(engine: AsyncEngine) -> None:
     assert run(test).tokens == expected.tokens
 
 
+def test_the_next_turn_of_a_chat_reads_what_is_new(model: Any) -> None:
+    """Where the first message ends, although the second is another one."""
+    system = {"role": "system", "content": "import os\n" * 60}
+
+    async def test() -> list[int]:
+        options = {"n_ctx": 1024, "n_threads": 1, "cache_ram": 1 << 25}
+        async with AsyncEngine(model, "none", **options) as engine:
+            chats = [[system, {"role": "user", "content": text}] for text in ("One.", "Two?")]
+            results = [await engine.chat(chat, max_tokens=2).result() for chat in chats]
+        return [result.stats.cached_tokens for result in results]
+
+    first, second = run(test)
+    assert first == 0 and second > 64
+
+
 def test_a_full_line(open_engine: OpenEngine, model: Any) -> None:
     with AsyncEngine(model, "none", n_ctx=256, n_threads=1, max_waiting=2) as engine:
         jobs = [engine.submit("x", max_tokens=200, ignore_end=True)]
