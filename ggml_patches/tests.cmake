@@ -54,6 +54,9 @@ if(EXISTS "${LLAMA_SRC}/tests/test-backend-ops.cpp" AND NOT PYSPEC_SANITIZE)
         set_tests_properties(ops-${op} PROPERTIES
             LABELS backend-ops TIMEOUT 900 ENVIRONMENT "${sanitizer_options}")
     endforeach()
+    # of the thousands of its cases those that flash_attn_ordered adds
+    add_test(NAME ops-FLASH_ATTN_EXT COMMAND test-backend-ops test -b CPU -o FLASH_ATTN_EXT -p ordered=1)
+    set_tests_properties(ops-FLASH_ATTN_EXT PROPERTIES LABELS backend-ops TIMEOUT 900)
 endif()
 
 # Not with sanitizers either: the Metal kernels have a memory checker of their own.

@@ -51,6 +51,64 @@ def test_ordered_attention_over_holes(kind: str, threads: int) -> None:
     assert measure.attention_differences("ordered", kind, threads, trials=15) == 0
 
 
+@pytest.mark.parametrize(
+    ("head", "heads", "heads_kv", "kind"),
+    [
+        pytest.param(64, 2, 1, "F16", id="demo"),
+        pytest.param(256, 8, 2, "F16", id="0.8b"),
+        pytest.param(72, 6, 2, "BF16", id="odd"),
+        pytest.param(40, 3, 3, "F32", id="no-group"),
+        pytest.param(96, 5, 1, "Q8_0", id="q8_0"),
+        pytest.param(576, 4, 1, "Q4_0", id="q4_0"),
+    ],
+)
+def test_ordered_attention_of_rows_together(
+    head: int, heads: int, heads_kv: int, kind: str
+) -> None:
+    """A row among others, by any number of threads, over cells that it does not see: as alone."""
+    rng = np.random.default_rng(head)
+    for rows in (1, 2, 5, 16, 77):
+        cells = int(rng.integers(2, 300))
+        q = rng.standard_normal((heads, rows, head)).astype(np.float32)
+        k, v = rng.standard_normal((2, heads_kv, cells, head)).astype(np.float32)
+        # Some queries see nearly all, some nearly nothing; one sees nothing at all.
+        seen = rng.random((rows, cells)) < rng.random((rows, 1)) ** 2
+        seen[0] = rows == 1
+        bias = np.where(rng.random((rows, cells)) < 0.3, rng.standard_normal((rows, cells)), 0)
+        mask = np.where(seen, bias, -np.inf)
+        together = measure.attention("ordered", kind, 1, q, k, v, mask)
+        assert np.array_equal(together, measure.attention("ordered", kind, 3, q, k, v, mask))
+        for row in range(rows):
+            cut = np.flatnonzero(seen[row])
+            if not len(cut):
+                assert not together[row].any()
+                continue
+            alone = measure.attention(
+                "ordered", kind, 1, q[:, [row]], k[:, cut], v[:, cut], mask[[row]][:, cut]
+            )[0]
+            assert np.array_equal(together[row], alone), f"row {row} of {rows}"
+        if kind in ("F16", "BF16", "F32"):
+            # What a row does not see may be anything; another sequence's overflow, for example.
+            row = rows - 1
+            k[:, ~seen[row]], v[:, ~seen[row]] = np.nan, np.inf
+            poisoned = measure.attention("ordered", kind, 1, q, k, v, mask)[row]
+            assert np.array_equal(together[row], poisoned)
+
+
+def test_ordered_attention_is_attention() -> None:
+    """Against float64: a score of 64 products and a sum of 200 weights, in float32."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((4, 9, 64)).astype(np.float32)
+    k, v = rng.standard_normal((2, 2, 200, 64)).astype(np.float32)
+    mask = np.where(rng.random((9, 200)) < 0.6, 0, -np.inf)
+    scores = np.einsum("hrd,hcd->rhc", q.astype(float), k.repeat(2, 0)) / 8 + mask[:, None]
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = np.einsum("rhc,hcd->rhd", weights, v.repeat(2, 0))
+    found = measure.attention("ordered", "F32", 2, q, k, v, mask)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=64 * 2**-24 * abs(v).max())
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
 @pytest.mark.parametrize("name", ["tiny-qwen35", "tiny-qwen35moe"])
 def test_whole_model(name: str, kind: str, synthetic: Synthetic) -> None:

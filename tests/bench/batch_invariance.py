@@ -189,15 +189,15 @@ def attention_differences(
         tree_mask = np.where(rng.random((rows, cells)) < 0.5, 0, -np.inf)
         tree_mask[:, 0], tree_mask[-1] = 0, np.where(visible, 0, -np.inf)
         alone_mask = np.where(np.arange(cells) < visible.sum(), 0, -np.inf)[None]
-        tree = _attention(mode, kind, threads, tree_q, k, v, tree_mask)[-1]
-        alone = _attention(mode, kind, threads, q[:, None], k[:, closed], v[:, closed], alone_mask)[
+        tree = attention(mode, kind, threads, tree_q, k, v, tree_mask)[-1]
+        alone = attention(mode, kind, threads, q[:, None], k[:, closed], v[:, closed], alone_mask)[
             0
         ]
         different += not np.array_equal(tree, alone)
     return different
 
 
-def _attention(mode: str, kind: str, threads: int, q, k, v, mask) -> np.ndarray:
+def attention(mode: str, kind: str, threads: int, q, k, v, mask) -> np.ndarray:
     heads, rows, head = q.shape
     heads_kv, cells, _ = k.shape
     with ggml.Op(threads) as op:
@@ -256,7 +256,7 @@ def main(path: Path | None, types: str, no_times: bool) -> None:
             if name in row:
                 dense, experts = row[name]["differs_at"], row[name]["experts_differ_at"]
                 click.echo(f"{kind:7} {name:8} {label(dense)}; experts: {label(experts)}")
-    attention = [
+    attentions = [
         {
             "mode": mode,
             "kv": kind,
@@ -269,7 +269,7 @@ def main(path: Path | None, types: str, no_times: bool) -> None:
         for threads in (1, 2)
         if not (mode == "off" and kind == "Q8_0")
     ]
-    for row in attention:
+    for row in attentions:
         where = f"attention {row['mode']}, {row['kv']}, {row['threads']} threads"
         click.echo(f"{where}: {row['differs']} of {row['of']} rows differ")
     document = {
@@ -279,7 +279,7 @@ def main(path: Path | None, types: str, no_times: bool) -> None:
         },
         "columns": COLUMNS,
         "mul_mat": table,
-        "attention": attention,
+        "attention": attentions,
     }
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
