@@ -2,8 +2,68 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace pyspec {
+
+namespace {
+
+constexpr int32_t n_block = 64; // logits that are looked at together
+
+// Sum of exp(x) over up to n_block values x from -87 to 0, in operations that vectorise: exp(x) = 2^n exp(f), f at most
+// half of log(2) off 0, where the Taylor polynomial of degree 6 is within 2e-7.
+float sum_of_exp(const float * x, int32_t count) {
+    float   values[n_block] = { 0.0f };
+    float   scales[n_block] = { 0.0f };
+    int32_t bits[n_block]   = { 0 };
+    for (int32_t j = 0; j < count; ++j) {
+        const int32_t n = (int32_t) (x[j] * 1.44269504f - 0.5f);
+        const float   f = (x[j] - (float) n * 0.693359375f) + (float) n * 2.12194440e-4f; // log(2) in two parts
+
+        float p = 1.0f / 720;
+        p = 1.0f / 120 + f * p;
+        p = 1.0f / 24 + f * p;
+        p = 1.0f / 6 + f * p;
+        p = 0.5f + f * p;
+        p = 1.0f + f * p;
+        values[j] = 1.0f + f * p;
+        bits[j]   = (n + 127) << 23;
+    }
+    std::memcpy(scales, bits, sizeof(scales));
+    for (int32_t j = 0; j < n_block; ++j) {
+        values[j] *= scales[j];
+    }
+    for (int32_t width = n_block / 2; width > 0; width /= 2) {
+        for (int32_t j = 0; j < width; ++j) {
+            values[j] += values[j + width];
+        }
+    }
+    return values[0];
+}
+
+double sum_of_exp(const float * logits, int32_t n, float max) {
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; i += n_block) {
+        const int32_t count = std::min(n_block, n - i);
+        float         x[n_block];
+        for (int32_t j = 0; j < count; ++j) {
+            const float d = logits[i + j] - max;
+            x[j]          = d > -87.0f ? d : -87.0f; // 1.6e-38
+        }
+        sum += sum_of_exp(x, count);
+    }
+    return sum;
+}
+
+bool any_above(const float * logits, int32_t n, float least) {
+    int32_t count = 0;
+    for (int32_t j = 0; j < n; ++j) {
+        count += logits[j] > least;
+    }
+    return count > 0;
+}
+
+} // namespace
 
 int32_t argmax(const float * logits, int32_t n) {
     // Two passes vectorise; a single one that carries the index does not.
@@ -23,29 +83,31 @@ void TopK::operator()(const float * logits, int32_t n, int32_t k, int32_t * toke
     const auto better = [logits](int32_t a, int32_t b) {
         return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
     };
-    // A heap of the k best so far, the worst of them on top: one comparison for nearly every logit.
+    // A heap of the k best so far, the worst of them on top: one comparison for nearly every block.
     heap.resize(k);
     for (int32_t i = 0; i < k; ++i) {
         heap[i] = i;
     }
     std::make_heap(heap.begin(), heap.end(), better);
     float worst = logits[heap.front()];
-    for (int32_t i = k; i < n; ++i) {
-        if (logits[i] > worst) {
-            std::pop_heap(heap.begin(), heap.end(), better);
-            heap.back() = i;
-            std::push_heap(heap.begin(), heap.end(), better);
-            worst = logits[heap.front()];
+    for (int32_t i = k; i < n; i += n_block) {
+        const int32_t end = std::min(i + n_block, n);
+        if (!any_above(logits + i, end - i, worst)) {
+            continue;
+        }
+        for (int32_t j = i; j < end; ++j) {
+            if (logits[j] > worst) {
+                std::pop_heap(heap.begin(), heap.end(), better);
+                heap.back() = j;
+                std::push_heap(heap.begin(), heap.end(), better);
+                worst = logits[heap.front()];
+            }
         }
     }
     std::sort_heap(heap.begin(), heap.end(), better);
 
     const float max = logits[heap[0]];
-    double      sum = 0.0;
-    for (int32_t i = 0; i < n; ++i) {
-        sum += std::exp(logits[i] - max);
-    }
-    const float log_sum = (float) std::log(sum);
+    const float log_sum = (float) std::log(sum_of_exp(logits, n, max));
     for (int32_t i = 0; i < k; ++i) {
         tokens[i]    = heap[i];
         log_probs[i] = logits[heap[i]] - max - log_sum;
