@@ -31,7 +31,7 @@ CACHE_TYPES = {
     "bf16": 30,
 }
 
-SlotTree = tuple[int, ArrayLike, ArrayLike]
+SlotTree = tuple[int, Sequence[int] | NDArray[np.int32], Sequence[int] | NDArray[np.int32]]
 """Slot, tokens [n] and parents [n] of a draft tree."""
 
 

@@ -58,10 +58,8 @@ class SuffixIndex:
         self._known, self._last = n, tokens[-1]
         if count == 1:
             return DraftTree.root(tokens[-1])
-        return DraftTree.trusted(
-            *(ffi.unpack(nodes, count) for nodes in self._nodes),
-            ffi.unpack(self._log_probs, count),
-        )
+        nodes, parents, depths = (ffi.unpack(array, count) for array in self._nodes)
+        return DraftTree.trusted(nodes, parents, depths, ffi.unpack(self._log_probs, count))
 
     def close(self) -> None:
         """Frees it. Safe to call twice."""
