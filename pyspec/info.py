@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyspec._libs import use_patched_libraries
+from pyspec.controller import Controller
 from pyspec.exactness import by_exactness
 from pyspec.generate import Engine
 from pyspec.registry import offers
+
+_DEAR = 3.0  # what 4 nodes cost, in passes of one, where it is worth a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,9 @@ class ModelReport:
         missing: For the other drafters, what the file lacks.
         memory: Bytes: ``weights``, ``compute``, and per slot ``attention_cache``, ``state``,
             ``rollback``, ``mtp_cache`` and their sum ``per_slot``.
-        warnings: What will not work.
+        verify_ms: Milliseconds of a verify pass by number of nodes, briefly measured; empty where
+            nothing is drafted.
+        warnings: What will not work, or not pay.
     """
 
     path: str
@@ -42,6 +47,7 @@ class ModelReport:
     drafts: list[str]
     missing: dict[str, str]
     memory: dict[str, int]
+    verify_ms: dict[int, float]
     warnings: list[str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,6 +74,7 @@ def report(engine: Engine) -> ModelReport:
         drafts=[offer.name for offer in found if offer.missing is None],
         missing={offer.name: offer.missing for offer in found if offer.missing is not None},
         memory=_memory(native, slots),
+        verify_ms=_verify_ms(engine),
         warnings=_warnings(engine),
     )
 
@@ -93,6 +100,12 @@ def _memory(native: Any, slots: int) -> dict[str, int]:
     }
 
 
+def _verify_ms(engine: Engine) -> dict[int, float]:
+    drafter = engine.drafter
+    points = drafter.curve.points if isinstance(drafter, Controller) else []
+    return {nodes: round(ms, 3) for nodes, ms in points}
+
+
 def _warnings(engine: Engine) -> list[str]:
     native = engine.native.info
     warnings = []
@@ -104,6 +117,12 @@ def _warnings(engine: Engine) -> list[str]:
         warnings.append(
             f"with {', '.join(inexact)} weights, speculative text can leave plain text where two "
             "tokens are nearly equal"
+        )
+    cost = _verify_ms(engine)
+    if 1 in cost and 4 in cost and cost[4] > _DEAR * cost[1]:
+        warnings.append(
+            f"a pass of 4 nodes takes {cost[4] / cost[1]:.1f} times as long as one of 1: with these "
+            "types on this machine speculation can gain little"
         )
     if not engine.plain_because and engine.drafter.name == "none":
         warnings.append("no drafter fits this file: it is decoded plainly")

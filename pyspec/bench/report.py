@@ -15,10 +15,19 @@ from pyspec.bench.figures import BenchResult, Spread
 _DEPTHS = 6
 """Depths that a table shows; JSON has all."""
 
+_BUSY = 0.5  # processes a core, before anything is measured
+
 
 def render(result: BenchResult, console: Console) -> None:
     """Prints a table for every scenario that was measured."""
     console.print(headline(result), soft_wrap=True)
+    load = result.machine.get("load")
+    if load and load > _BUSY * result.machine["cores"]:
+        console.print(
+            f"[yellow]warning:[/yellow] this machine is busy (load average {load}): its figures are "
+            "worth no more than it is quiet",
+            soft_wrap=True,
+        )
     for part in (
         _speed,
         _sources,

@@ -20,7 +20,7 @@ from pyspec.info import ModelReport, report
 @options.engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(model: str, as_json: bool, **values: Any) -> None:
-    """Show architecture, layers, draft sources and memory of a model."""
+    """Show architecture, layers, draft sources, memory and verification cost of a model."""
     config, draft = options.take_engine(values), options.take_draft(values)
     with console.progress("Loading") as progress:
         engine = Engine(model, draft, config, progress=progress)
@@ -36,7 +36,7 @@ def _show(found: ModelReport) -> None:
     layers = ", ".join(f"{count} {kind}" for kind, count in found.layers.items() if count)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("model", found.path)
-    table.add_row("architecture", f"{found.arch} ({found.description})")
+    table.add_row("architecture", found.arch)
     table.add_row("parameters", f"{found.parameters:,}")
     table.add_row("layers", layers)
     for label, types in found.exactness.items():
@@ -51,6 +51,9 @@ def _show(found: ModelReport) -> None:
     parts = ("attention_cache", "state", "rollback", "mtp_cache")
     details = ", ".join(f"{part.replace('_', ' ')} {_mib(found.memory[part])}" for part in parts)
     table.add_row("memory per slot", f"{_mib(found.memory['per_slot'])} ({details})")
+    if found.verify_ms:
+        costs = ", ".join(f"{nodes}: {ms:.3g} ms" for nodes, ms in found.verify_ms.items())
+        table.add_row("pass by nodes", costs)
     out = Console(highlight=False, soft_wrap=True)
     out.print(table)
     for warning in found.warnings:
