@@ -15,8 +15,8 @@ namespace pyspec {
 
 namespace {
 
-// Up to this many tokens a pass, attention on a context that takes trees rounds the same however they are batched
-// (ggml_flash_attn_ext_set_ordered): the drafts do not depend on when the block was fed.
+// With this many tokens a pass, products round the same however the tokens are batched (docs/exactness.md), as attention
+// does on a context that takes trees (ggml_flash_attn_ext_set_ordered): the drafts do not depend on when the block was fed.
 constexpr uint32_t exact_ubatch = GGML_TREE_MAX_NODES;
 
 // A drafting pass that reads less than this is done by one thread: with more, it would mostly wait for the others.
