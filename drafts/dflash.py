@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +28,8 @@ from pyspec.model_file import ModelFile, vocabulary_difference
 from pyspec.tree import DraftTree, TreeBuilder
 
 if TYPE_CHECKING:
+    from gguf import ReaderTensor
+
     from pyspec.native import NativeEngine
 
 ARCH = "dflash"
@@ -215,7 +216,9 @@ class MarkovHead:
     """
 
     def __init__(self, path: str) -> None:
-        tensors = {one.name: one for one in gguf.GGUFReader(path).tensors}
+        from gguf import GGUFReader
+
+        tensors = {one.name: one for one in GGUFReader(path).tensors}
         self._w1, self._w2 = (tensors[f"markov_w{i}.weight"] for i in (1, 2))
 
     def candidates(
@@ -255,8 +258,10 @@ class MarkovHead:
 
         return candidates
 
-    def _row(self, matrix: gguf.ReaderTensor, row: int) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = gguf.dequantize(matrix.data[row], matrix.tensor_type)
+    def _row(self, matrix: ReaderTensor, row: int) -> NDArray[np.float32]:
+        from gguf import dequantize
+
+        values: NDArray[np.float32] = dequantize(matrix.data[row], matrix.tensor_type)
         return values
 
 

@@ -13,24 +13,9 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyspec.errors import TemplateError
+from pyspec.prefill import ChatPrompt
 
 _MOST_KNOWN = 1 << 14  # messages whose ends are remembered
-
-
-class ChatPrompt(str):
-    """A rendered chat that knows where its messages end.
-
-    Attributes:
-        message_ends: For every message that has an end of its own, the bytes of UTF-8 up to it, and
-            whether it is the assistant's.
-    """
-
-    message_ends: list[tuple[int, bool]]
-
-    def __new__(cls, text: str, message_ends: Sequence[tuple[int, bool]] = ()) -> ChatPrompt:
-        prompt = super().__new__(cls, text)
-        prompt.message_ends = list(message_ends)
-        return prompt
 
 
 class ChatTemplate:

@@ -7,7 +7,6 @@ when an engine opens, thoroughly by ``pyspec tune``, and all the time while deco
 from __future__ import annotations
 
 import bisect
-import hashlib
 import json
 import math
 import os
@@ -253,6 +252,8 @@ def cache_file(file: ModelFile, config: EngineConfig) -> Path:
         config.cache_type_k,
         config.cache_type_v,
     ]
+    import hashlib  # brings OpenSSL along
+
     name = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
     return cache_dir() / "tune" / f"{name}.json"
 

@@ -21,11 +21,10 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pyspec._libs import use_patched_libraries
 from pyspec._version import __version__
-from pyspec.chat import ChatPrompt, ChatTemplate
 from pyspec.config import DEFAULT_CTX, MAX_NODES, DraftConfig, EngineConfig, SamplingConfig
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve, Tuning, choose_threads, curve_of, measure
@@ -34,15 +33,17 @@ from pyspec.drafter import Drafter, PlainDecoding
 from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
 from pyspec.model_file import ModelFile, resolve_model
 from pyspec.native import NativeEngine, NativeInfo
-from pyspec.prefill import BLOCK, PrefillPlan, Segment
+from pyspec.prefill import BLOCK, ChatPrompt, PrefillPlan, Segment
 from pyspec.prefix_cache import PrefixCache, Slots, free_share
-from pyspec.prefix_store import PrefixStore, model_digest
 from pyspec.registry import AUTO, choose
 from pyspec.sampling import resolve
 from pyspec.sequence import FinishReason, Sequence
 from pyspec.stats import Stats, StepClock
 from pyspec.text import TextStream, split_incomplete
 from pyspec.verifier import Verifier
+
+if TYPE_CHECKING:
+    from pyspec.chat import ChatTemplate
 
 _log = logging.getLogger("pyspec")
 
@@ -361,6 +362,8 @@ class Engine:
         limit = free_share() if config.cache_ram is None else config.cache_ram
         store = None
         if config.cache_dir is not None:
+            from pyspec.prefix_store import PrefixStore, model_digest
+
             directory = Path(config.cache_dir)
             identity = self._identity(model_digest(self.file.path, directory))
             store = PrefixStore(directory, identity, config.cache_disk)
@@ -446,6 +449,8 @@ class Engine:
             else ""
             for token in (info.token_bos, info.token_eos)
         )
+        from pyspec.chat import ChatTemplate  # Jinja only where chats are
+
         return ChatTemplate(source, bos, eos)
 
     def _tokens_of(self, prompt: Prompt, special: bool) -> tuple[list[int], bytes]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from pyspec.errors import ModelError
@@ -46,14 +45,24 @@ class Tensor:
     """Where a tensor lies.
 
     Attributes:
-        type: ggml type, as ``Q4_K``.
+        kind: Number of its ggml type.
         shape: Sizes, the innermost last.
         offset: First byte in the file.
     """
 
-    type: str
+    kind: int
     shape: tuple[int, ...]
     offset: int
+
+    @property
+    def type(self) -> str:
+        """Its ggml type, as ``Q4_K``."""
+        from gguf import GGMLQuantizationType
+
+        try:
+            return GGMLQuantizationType(self.kind).name
+        except ValueError:
+            return f"type {self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,9 @@ class ModelFile:
         tensor = self.tensors.get(name)
         if tensor is None or len(tensor.shape) != 2:
             return None
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.type]]
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
         n_rows, width = tensor.shape
         shape = (n_rows, width // block * size)
         if tensor.offset + shape[0] * shape[1] > self.path.stat().st_size:
@@ -201,16 +212,7 @@ def _read_tensors(data: mmap.mmap, at: int, alignment: int) -> dict[str, Tensor]
         at += 4 + 8 * dimensions + 4 + 8
         found.append((name.decode(), kind, sizes[::-1], offset))
     start = (at + alignment - 1) // alignment * alignment
-    return {
-        name: Tensor(_type_name(kind), shape, start + offset) for name, kind, shape, offset in found
-    }
-
-
-def _type_name(kind: int) -> str:
-    try:
-        return GGMLQuantizationType(kind).name
-    except ValueError:
-        return f"type {kind}"
+    return {name: Tensor(kind, shape, start + offset) for name, kind, shape, offset in found}
 
 
 def _read_value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:

@@ -36,6 +36,22 @@ class Segment(NamedTuple):
     generated: bool = False
 
 
+class ChatPrompt(str):
+    """A rendered chat that knows where its messages end.
+
+    Attributes:
+        message_ends: For every message that has an end of its own, the bytes of UTF-8 up to it, and
+            whether it is the assistant's.
+    """
+
+    message_ends: list[tuple[int, bool]]
+
+    def __new__(cls, text: str, message_ends: Many[tuple[int, bool]] = ()) -> ChatPrompt:
+        prompt = super().__new__(cls, text)
+        prompt.message_ends = list(message_ends)
+        return prompt
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
     """How a prompt is read.

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 
 from pyspec.errors import PyspecError
 from pyspec.prefill import PrefillPlan
 from pyspec.prefix import Checkpoint, Key, Prefix
-from pyspec.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
     from pyspec.native import NativeEngine
+    from pyspec.prefix_store import PrefixStore
 
 _log = logging.getLogger("pyspec")
 
@@ -35,6 +34,8 @@ its attention cache whole."""
 
 def free_share() -> int:
     """A quarter of the memory that is free now, in bytes."""
+    import psutil
+
     return psutil.virtual_memory().available // 4
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import replace
 
 from pyspec.config import SamplingConfig
@@ -18,5 +18,5 @@ def resolve(config: SamplingConfig) -> SamplingConfig:
     if config.json_schema is not None:
         config = replace(config, grammar=schema_grammar(config.json_schema), json_schema=None)
     if config.seed is None:
-        config = replace(config, seed=secrets.randbits(32))
+        config = replace(config, seed=int.from_bytes(os.urandom(4), "little"))
     return config

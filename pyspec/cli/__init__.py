@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import click
 
 from pyspec import __version__
-from pyspec.cli.bench import bench
-from pyspec.cli.generate import generate
-from pyspec.cli.info import info
-from pyspec.cli.serve import serve
-from pyspec.cli.tune import tune
 from pyspec.errors import AbortedError, PyspecError
+
+_COMMANDS = ("generate", "bench", "serve", "info", "tune")
 
 
 class _Commands(click.Group):
-    """Turns what pyspec refuses into one line and an exit code; bugs keep their traceback."""
+    """Turns what pyspec refuses into one line and an exit code; bugs keep their traceback.
+
+    A command's module is imported when it is asked for.
+    """
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"pyspec.cli.{name}"), name)
+        return command
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -39,7 +49,3 @@ def main() -> None:
 
     MODEL is the path of a GGUF file, or the word "demo" for the small model in the package.
     """
-
-
-for _command in (generate, bench, serve, info, tune):
-    main.add_command(_command)

@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 Report = Callable[[float], None]
 
 
 def errors() -> Console:
     """The console for everything that is not the result."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False)
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Report | None]:
     """A bar that fills as its function is called with fractions; None where nobody watches."""
-    console = errors()
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield None
         return
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=errors(), transient=True) as bars:
         task = bars.add_task(label, total=1.0)
 
         def report(done: float) -> None:

@@ -103,10 +103,9 @@ def _run(generation: Generation, first: str, show: bool) -> GenerationResult:
 
 
 def _summarise(result: GenerationResult) -> None:
-    err = console.errors()
-    if err.is_terminal:
+    if sys.stderr.isatty():
         stats = result.stats
-        err.print(
+        console.errors().print(
             f"[dim]{stats.draft}: {stats.generated} tokens at {stats.decode_tps:.1f}/s, "
             f"{stats.tokens_per_step:.2f} a step, {stats.acceptance_rate:.0%} of drafts accepted; "
             f"prompt {stats.prompt_tokens} tokens at {stats.prompt_tps:.0f}/s; "

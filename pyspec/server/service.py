@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from pyspec.chat import ChatPrompt
 from pyspec.config import SamplingConfig
 from pyspec.errors import ArgumentError, ContextError
 from pyspec.generate import Engine, GenerationResult
 from pyspec.job import Delta, Event, Failed, Finished, Job
 from pyspec.logprobs import TokenLogprob
+from pyspec.prefill import ChatPrompt
 from pyspec.sampling import resolve
 from pyspec.scheduler import Scheduler
 from pyspec.server.outbox import Outbox
