@@ -11,8 +11,8 @@ import json
 import math
 import os
 import platform
-import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -252,9 +252,8 @@ def cache_file(file: ModelFile, config: EngineConfig) -> Path:
         config.cache_type_k,
         config.cache_type_v,
     ]
-    import hashlib  # brings OpenSSL along
-
-    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+    # No digest of hashlib, which brings OpenSSL along: a collision would cost speed, nothing else.
+    name = f"{file.path.stem}-{zlib.crc32(repr(parts).encode()):08x}"
     return cache_dir() / "tune" / f"{name}.json"
 
 
@@ -301,6 +300,8 @@ class Tuning:
 
     def save(self, file: ModelFile, config: EngineConfig) -> Path:
         """Keeps it; a reader sees the old file or the new one, whole."""
+        import tempfile
+
         path = cache_file(file, config)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as out:

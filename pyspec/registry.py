@@ -13,7 +13,6 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 
 import pyspec.drafts
 from pyspec.config import DraftConfig
@@ -36,13 +35,22 @@ class Offer:
 
 
 @cache
-def registry() -> dict[str, type[Drafter]]:
-    """All known drafters by name: `pyspec.drafts`, then the entry points."""
+def built_in() -> dict[str, type[Drafter]]:
+    """The drafters of `pyspec.drafts` and plain decoding, by name."""
     found: dict[str, type[Drafter]] = {PlainDecoding.name: PlainDecoding}
     for module in pkgutil.iter_modules(pyspec.drafts.__path__):
         for value in vars(importlib.import_module(f"pyspec.drafts.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, Drafter) and hasattr(value, "name"):
                 found.setdefault(value.name, value)
+    return found
+
+
+@cache
+def registry() -> dict[str, type[Drafter]]:
+    """All known drafters by name: the built-in ones, then the entry points."""
+    from importlib.metadata import entry_points
+
+    found = dict(built_in())
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
             value = point.load()
@@ -70,7 +78,7 @@ def choose(config: DraftConfig, file: ModelFile) -> list[type[Drafter]]:
     Raises:
         DraftError: There is no such drafter, or something is lacking for it.
     """
-    known = registry()
+    known = built_in() if config.name in built_in() else registry()
     if config.name == AUTO:
         able = [kind for kind in known.values() if kind.auto and not kind.missing(file, config)]
         return able or [PlainDecoding]
