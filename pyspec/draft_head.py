@@ -35,6 +35,8 @@ RESERVE = 2048
 
 _MATRICES = ("output.weight", "token_embd.weight")  # the second one where they are tied
 
+_ROWS_AT_ONCE = 2048
+
 SCRIPT_ROWS = 1024
 """Tokens of a script that are added when it is first seen."""
 
@@ -43,13 +45,12 @@ class DraftHead:
     """Keeps the drafter's subset of the vocabulary; made by `open`."""
 
     def __init__(self, native: NativeEngine, file: ModelFile, matrix: str, n_rows: int) -> None:
-        rows = file.rows(matrix)
-        assert rows is not None
         self._native = native
-        self._rows = rows
+        self._file = file
+        self._matrix = matrix
         self._known: dict[int, int] = {}  # tokens of each slot that were looked at
         self._seen_scripts = {"LATIN"}
-        n_vocab = rows.shape[0]
+        n_vocab = file.tensors[matrix].shape[0]
         self._room = min(n_rows + RESERVE, n_vocab)
         native.draft_head_init(self._room)
         self.present: set[int] = set()
@@ -108,11 +109,11 @@ class DraftHead:
 
     def _add(self, tokens: Iterable[int]) -> None:
         wanted = dict.fromkeys(token for token in tokens if token not in self.present)
-        new = list(wanted)[: self._room - len(self.present)]
-        if new:
-            array = np.asarray(new, np.int32)
-            self._native.draft_head_add(array, self._rows[array])
-            self.present.update(new)
+        new = np.fromiter(islice(wanted, self._room - len(self.present)), np.int32)
+        for at in range(0, len(new), _ROWS_AT_ONCE):
+            some = new[at : at + _ROWS_AT_ONCE]
+            self._native.draft_head_add(some, self._file.rows(self._matrix, some))
+            self.present.update(some.tolist())
 
     def _tokens_of(self, script: str) -> list[int]:
         """The first tokens of a script, which are the frequent ones."""

@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,19 +129,30 @@ class ModelFile:
             at += 8 + size
         return out
 
-    def rows(self, name: str) -> NDArray[np.uint8] | None:
-        """uint8 [rows, bytes of a row]; a matrix as it is in the file, mapped; None without it."""
-        tensor = self.tensors.get(name)
-        if tensor is None or len(tensor.shape) != 2:
-            return None
+    def rows(self, name: str, wanted: NDArray[np.integer]) -> NDArray[np.uint8]:
+        """Rows of a matrix as they are in the file: uint8 [rows, bytes of a row].
+
+        They are read, not mapped, so that the file takes no memory.
+
+        Args:
+            name: The matrix.
+            wanted: [rows]; their numbers.
+
+        Raises:
+            ModelError: The file ends before one of them.
+        """
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+        tensor = self.tensors[name]
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
-        n_rows, width = tensor.shape
-        shape = (n_rows, width // block * size)
-        if tensor.offset + shape[0] * shape[1] > self.path.stat().st_size:
-            raise ModelError(f"{self.path} is cut off: {name} reaches beyond its end")
-        return np.memmap(self.path, np.uint8, "r", tensor.offset, shape)
+        found = np.empty((len(wanted), tensor.shape[-1] // block * size), np.uint8)
+        cuts = np.flatnonzero(wanted[1:] - wanted[:-1] != 1) + 1  # between neighbours in the file
+        with self.path.open("rb", buffering=0) as file:
+            for begin, end in pairwise([0, *cuts.tolist(), len(wanted)]):
+                file.seek(tensor.offset + int(wanted[begin]) * found.shape[1])
+                if file.readinto(found[begin:end].data) != found[begin:end].nbytes:
+                    raise ModelError(f"{self.path} is cut off: {name} reaches beyond its end")
+        return found
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of ``{arch}.{key}``."""

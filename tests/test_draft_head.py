@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import gguf
 import numpy as np
 import pytest
 
@@ -74,10 +75,16 @@ def test_small_vocabularies_are_read_whole(native: NativeEngine) -> None:
     assert DraftHead.open(native, DraftConfig("mtp", head_rows=0)) is None
 
 
+def test_rows_are_those_of_the_file(model) -> None:
+    matrix = next(t for t in gguf.GGUFReader(model).tensors if t.name == "token_embd.weight")
+    wanted = np.asarray([7, 8, 9, 3, 5, 4, len(matrix.data) - 1], np.int32)
+    rows = ModelFile.read(model).rows("token_embd.weight", wanted)
+    assert np.array_equal(rows, matrix.data[wanted])
+
+
 def test_wrong_rows_are_refused(native: NativeEngine, model) -> None:
-    rows = ModelFile.read(model).rows("token_embd.weight")
-    assert rows is not None
     tokens = np.arange(4, dtype=np.int32)
+    rows = ModelFile.read(model).rows("token_embd.weight", tokens)
     with pytest.raises(StateError, match="not trimmed"):
         native.draft_head_add(tokens, rows[:4])
     with pytest.raises(ArgumentError, match="draft head of 0 rows"):

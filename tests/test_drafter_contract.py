@@ -176,7 +176,7 @@ def test_third_parties_register_by_entry_point(
     monkeypatch: pytest.MonkeyPatch, model, plain: Engine
 ) -> None:
     point = EntryPoint("echo", f"{__name__}:EchoDrafter", pyspec.registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(pyspec.registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     registry.cache_clear()
     try:
         with Engine(model, DraftConfig("echo", depth=2), share=plain, n_threads=1) as engine:
@@ -200,7 +200,7 @@ class EchoDrafter(Drafter):
 @pytest.mark.parametrize("target", ["no_such_module:Drafter", "json:JSONDecoder"])
 def test_broken_entry_points_are_named(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     point = EntryPoint("broken", target, pyspec.registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(pyspec.registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     registry.cache_clear()
     try:
         with pytest.raises(DraftError, match=f"'broken' \\({target}\\)"):
