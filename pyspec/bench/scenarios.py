@@ -5,8 +5,8 @@ All contestants take turns on the same prompts, so that what slows the machine s
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -315,9 +315,26 @@ def memory(bench: Bench, report: Report) -> None:
                     bench.result.memory.append(MemoryResult(one.name, 0, 0, 0, 0, 0, 0, peak))
 
 
+# What a child took at its highest, told by itself: what the parent learns of it (wait4) counts the
+# parent's own pages, which a child shares until it starts its program.
+_PEAK_ENTRY = """
+import re, resource, sys
+from pyspec.cli import main
+try:
+    main()
+finally:
+    try:
+        found = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())
+        peak = 1024 * int(found[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print("peak", peak, file=sys.stderr)
+"""
+
+
 def _peak_of(bench: Bench, draft: DraftConfig) -> int | None:
     """Peak resident memory of a process that decodes with `draft` and nothing else."""
-    if draft.name.startswith("oracle:") or not hasattr(os, "wait4"):
+    if draft.name.startswith("oracle:") or os.name != "posix":
         return None
     config = bench.config
     limits = {
@@ -330,21 +347,18 @@ def _peak_of(bench: Bench, draft: DraftConfig) -> int | None:
         "--ctx": config.n_ctx,
         "--gpu-layers": config.n_gpu_layers,
     }
-    entry = "from pyspec.cli import main; main()"
-    command = [sys.executable, "-c", entry, "generate", str(bench.file.path)]
-    command += ["-p", "a", "-n", str(_WARM_TOKENS), "--temp", "0", "--draft", draft.name]
+    command = [sys.executable, "-c", _PEAK_ENTRY, "generate", str(bench.file.path), "-"]
+    command += ["-n", str(_WARM_TOKENS), "--temp", "0", "--ignore-end", "--draft", draft.name]
     command += ["--threads", str(config.n_threads)]
     for flag, value in limits.items():
         if value is not None:
             command += [flag, str(value)]
-    with contextlib.ExitStack() as stack:
-        nowhere = stack.enter_context(open(os.devnull, "w"))
-        process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise DraftError(f"{' '.join(command)} ended with status {process.returncode}")
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    prompt = b"".join(map(bench.owner.token_to_piece, bench.prompts[0][0]))
+    process = subprocess.run(command, input=prompt, capture_output=True)
+    peak = re.search(rb"^peak (\d+)$", process.stderr, re.MULTILINE)
+    if process.returncode or not peak:
+        raise DraftError(f"{' '.join(command)} ended with status {process.returncode}")
+    return int(peak[1])
 
 
 def layers(bench: Bench, report: Report) -> None:
