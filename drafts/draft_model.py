@@ -39,9 +39,15 @@ class DraftModelDrafter(Drafter):
         assert config.model is not None
         info = native.info
         n_slots = native.config.n_slots
+        own = replace(
+            native.config,
+            n_ctx=info.n_ctx,
+            cache_type_k=config.cache_type_k or native.config.cache_type_k,
+            cache_type_v=config.cache_type_v or native.config.cache_type_v,
+        )
         self._model = type(native).open(
             config.model,
-            replace(native.config, n_ctx=info.n_ctx),
+            own,
             max_nodes=min(1 + self.limits.depth * self.limits.width, 64),
         )
         if native.config.n_threads == 0:

@@ -25,7 +25,8 @@ DEFAULT_NODES = 16
 SPLIT_MODES = ("none", "layer", "row")
 """In the order of llama.cpp's numbers."""
 
-_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""What an attention cache may hold, as ggml calls it."""
 
 
 def _require(condition: bool, name: str, value: object, rule: str) -> None:
@@ -106,7 +107,7 @@ class EngineConfig:
             _require(value is None or value >= 0, name, value, "0 or more bytes")
         for name in ("cache_type_k", "cache_type_v"):
             value = getattr(self, name)
-            _require(value in _CACHE_TYPES, name, value, "one of " + ", ".join(_CACHE_TYPES))
+            _require(value in CACHE_TYPES, name, value, "one of " + ", ".join(CACHE_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,9 @@ class DraftConfig:
         nodes: Most nodes a tree may have, the root included; 16 when not given.
         model: File of a drafter that is a model of its own.
         head_rows: Rows of the output matrix that the drafter reads; None to choose, 0 for all.
+        cache_type_k: Type of the keys in the cache of `mtp`, `dflash` and `draft-model`; None takes
+            the target's.
+        cache_type_v: Type of the values in it.
     """
 
     name: str = "auto"
@@ -134,6 +138,8 @@ class DraftConfig:
     nodes: int | None = None
     model: str | None = None
     head_rows: int | None = None
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "draft", self.name, "the name of a drafter")
@@ -150,6 +156,13 @@ class DraftConfig:
             self.head_rows,
             "0 or more",
         )
+        for name, kind in (("k", self.cache_type_k), ("v", self.cache_type_v)):
+            _require(
+                kind is None or kind in CACHE_TYPES,
+                f"draft_cache_type_{name}",
+                kind,
+                "one of " + ", ".join(CACHE_TYPES),
+            )
 
     @property
     def fixed(self) -> bool:

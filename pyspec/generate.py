@@ -131,6 +131,7 @@ class Engine:
             "n_ctx": context_of(self.config, self.file),
             "max_nodes": self.max_nodes,
             "mtp": any(drafter.uses_mtp for drafter in drafters),
+            "draft_cache": (self.draft.cache_type_k, self.draft.cache_type_v),
         }
         if share is None:
             self.native = NativeEngine.open(
@@ -379,6 +380,7 @@ class Engine:
             "system": llama_cpp.llama_print_system_info().decode(),
             "mtp": self._native_options["mtp"],
             "drafter": self.draft.model,
+            "draft_cache": self._native_options["draft_cache"],
             **{name: getattr(self.config, name) for name in (*names, *_CACHE_TYPE_NAMES)},
         }
 

@@ -143,6 +143,8 @@ def label(draft: DraftConfig) -> str:
         "width": draft.width,
         "nodes": draft.nodes,
         "head_rows": draft.head_rows,
+        "cache_type_k": draft.cache_type_k,
+        "cache_type_v": draft.cache_type_v,
     }
     return "/".join(
         [draft.name, *(f"{key}={value}" for key, value in limits.items() if value is not None)]

@@ -344,6 +344,10 @@ def _peak_of(bench: Bench, draft: DraftConfig) -> int | None:
         "--draft-nodes": draft.nodes,
         "--draft-model": draft.model,
         "--draft-head-rows": draft.head_rows,
+        "--draft-cache-type-k": draft.cache_type_k,
+        "--draft-cache-type-v": draft.cache_type_v,
+        "--cache-type-k": config.cache_type_k,
+        "--cache-type-v": config.cache_type_v,
         "--ctx": config.n_ctx,
         "--gpu-layers": config.n_gpu_layers,
     }

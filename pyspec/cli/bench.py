@@ -160,12 +160,15 @@ def _drafts(model: str, text: str, base: DraftConfig) -> list[DraftConfig]:
         fields: dict[str, Any] = {}
         for limit in limits:
             key, _, value = limit.partition("=")
-            if key not in ("depth", "top_k", "width", "nodes", "head_rows") or not value.isdigit():
+            if key in ("cache_type_k", "cache_type_v"):
+                fields[key] = value
+            elif key in ("depth", "top_k", "width", "nodes", "head_rows") and value.isdigit():
+                fields[key] = int(value)
+            else:
                 raise ArgumentError(
-                    f"--draft has the limit {limit!r}, must be depth=N, top_k=N, width=N, nodes=N "
-                    "or head_rows=N"
+                    f"--draft has the limit {limit!r}, must be depth=N, top_k=N, width=N, nodes=N, "
+                    "head_rows=N, cache_type_k=TYPE or cache_type_v=TYPE"
                 )
-            fields[key] = int(value)
         found.append(replace(base, name=name, **fields))
     return found
 

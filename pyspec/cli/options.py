@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
+from pyspec.config import CACHE_TYPES, DraftConfig, EngineConfig, SamplingConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-DRAFT, SAMPLING = DraftConfig(), SamplingConfig()
+DRAFT, ENGINE, SAMPLING = DraftConfig(), EngineConfig(), SamplingConfig()
 """Where the defaults of the options come from."""
 
 model_argument = click.argument("model", metavar="MODEL")
@@ -70,6 +70,18 @@ draft_limit_options = _all(
         metavar="N",
         help="Rows of the output matrix that the drafter reads; 0 for all.  [default: chosen]",
     ),
+    click.option(
+        "--draft-cache-type-k",
+        default=None,
+        metavar="TYPE",
+        help="Type of the keys in the drafter's attention cache.  [default: the model's]",
+    ),
+    click.option(
+        "--draft-cache-type-v",
+        default=None,
+        metavar="TYPE",
+        help="Type of the values in it.  [default: the model's]",
+    ),
 )
 
 draft_options = _all(
@@ -107,6 +119,20 @@ engine_options = _all(
         default=-1,
         metavar="N",
         help="Layers on the GPU, where there is one.  [default: all]",
+    ),
+    click.option(
+        "--cache-type-k",
+        default=ENGINE.cache_type_k,
+        show_default=True,
+        metavar="TYPE",
+        help=f"Type of the keys in the attention cache: {', '.join(CACHE_TYPES)}.",
+    ),
+    click.option(
+        "--cache-type-v",
+        default=ENGINE.cache_type_v,
+        show_default=True,
+        metavar="TYPE",
+        help="Type of the values in it; quantized ones need flash attention.",
     ),
     click.option("--verbose", is_flag=True, help="Show llama.cpp's own log."),
 )

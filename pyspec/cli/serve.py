@@ -23,7 +23,7 @@ SECURITY = SecurityConfig()
 
 
 GROUPS = {
-    "Model": ("ctx", "threads", "gpu-layers"),
+    "Model": ("ctx", "threads", "gpu-layers", "cache-type-k", "cache-type-v"),
     "Speculation": (
         "draft",
         "draft-model",
@@ -32,6 +32,8 @@ GROUPS = {
         "draft-width",
         "draft-nodes",
         "draft-head-rows",
+        "draft-cache-type-k",
+        "draft-cache-type-v",
     ),
     "Serving": ("host", "port", "slots", "queue", "timeout", "shutdown-seconds"),
     "Prompts that begin alike": ("cache-ram", "cache-dir", "cache-disk"),

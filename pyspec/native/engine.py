@@ -31,6 +31,9 @@ CACHE_TYPES = {
     "bf16": 30,
 }
 
+CacheTypes = tuple[str | None, str | None]
+"""Of keys and of values, by name."""
+
 SlotTree = tuple[int, Sequence[int] | NDArray[np.int32], Sequence[int] | NDArray[np.int32]]
 """Slot, tokens [n] and parents [n] of a draft tree."""
 
@@ -169,6 +172,7 @@ class NativeEngine:
         n_ctx: int | None = None,
         max_nodes: int = 16,
         mtp: bool = False,
+        draft_cache: CacheTypes = (None, None),
         progress: Callable[[float], object] | None = None,
     ) -> Self:
         """Loads a GGUF file.
@@ -179,9 +183,11 @@ class NativeEngine:
             n_ctx: Tokens per sequence; None takes the config's, 0 the training context.
             max_nodes: Nodes a tree may have.
             mtp: Open the MTP block as a drafter.
+            draft_cache: Types of keys and values in the cache of a drafter that is opened here; None
+                takes the target's.
             progress: Called with the fraction loaded; returns False to give up.
         """
-        params = _params(config, n_ctx, max_nodes, mtp)
+        params = _params(config, n_ctx, max_nodes, mtp, draft_cache)
         out = ffi.new("pyspec_engine **")
         watch = Progress(progress) if progress else None
         handle = ffi.new_handle(watch) if watch else ffi.NULL
@@ -201,6 +207,7 @@ class NativeEngine:
         n_ctx: int | None = None,
         max_nodes: int = 16,
         mtp: bool = False,
+        draft_cache: CacheTypes = (None, None),
     ) -> Self:
         """Opens contexts of its own on a model that is loaded already.
 
@@ -211,8 +218,9 @@ class NativeEngine:
             n_ctx: As for `open`.
             max_nodes: As for `open`.
             mtp: As for `open`; the model must have been loaded with its MTP block.
+            draft_cache: As for `open`.
         """
-        params = _params(config, n_ctx, max_nodes, mtp)
+        params = _params(config, n_ctx, max_nodes, mtp, draft_cache)
         out = ffi.new("pyspec_engine **")
         address = ffi.cast("void *", _model_address(model))
         check(lib.pyspec_engine_attach(address, params, out))
@@ -591,7 +599,9 @@ def _int32(values: ArrayLike) -> tuple[Any, NDArray[np.int32]]:
     return (ffi.from_buffer("int32_t[]", array) if array.size else ffi.NULL), array
 
 
-def _params(config: EngineConfig, n_ctx: int | None, max_nodes: int, mtp: bool) -> Any:
+def _params(
+    config: EngineConfig, n_ctx: int | None, max_nodes: int, mtp: bool, draft_cache: CacheTypes
+) -> Any:
     flash_attn = -1 if config.flash_attn is None else int(config.flash_attn)
     return ffi.new(
         "pyspec_engine_params *",
@@ -610,6 +620,8 @@ def _params(config: EngineConfig, n_ctx: int | None, max_nodes: int, mtp: bool) 
             "flash_attn": flash_attn,
             "type_k": CACHE_TYPES[config.cache_type_k],
             "type_v": CACHE_TYPES[config.cache_type_v],
+            "draft_type_k": -1 if draft_cache[0] is None else CACHE_TYPES[draft_cache[0]],
+            "draft_type_v": -1 if draft_cache[1] is None else CACHE_TYPES[draft_cache[1]],
             "use_mmap": config.use_mmap,
             "use_mlock": config.use_mlock,
             "offload_kqv": config.offload_kqv,

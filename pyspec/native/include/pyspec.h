@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x6e251f18
+#define PYSPEC_ABI 0x43849dc8
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,6 +66,8 @@ typedef struct {
     int32_t  flash_attn;      // -1 auto, 0 off, 1 on
     int32_t  type_k;          // ggml_type of the K cache, -1 = F16
     int32_t  type_v;          // ggml_type of the V cache, -1 = F16
+    int32_t  draft_type_k;    // of the K cache of a drafter (MTP block, DFlash), -1 = type_k
+    int32_t  draft_type_v;    // of its V cache, -1 = type_v
     bool     use_mmap;
     bool     use_mlock;
     bool     offload_kqv;

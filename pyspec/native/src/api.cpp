@@ -98,6 +98,8 @@ pyspec_engine_params pyspec_engine_default_params(void) {
     p.flash_attn   = -1;
     p.type_k       = -1;
     p.type_v       = -1;
+    p.draft_type_k = -1;
+    p.draft_type_v = -1;
     p.use_mmap     = true;
     p.offload_kqv  = true;
     return p;

@@ -114,7 +114,8 @@ void Dflash::read_facts(const Model & target_model) {
 
 void Dflash::open_context(const pyspec_engine_params & params, llama_context * target_ctx, uint32_t n_ctx,
                           int32_t n_threads, int32_t n_threads_batch) {
-    llama_context_params ctx_params = context_params(params, n_ctx + facts.block_size, n_threads, n_threads_batch);
+    llama_context_params ctx_params =
+        drafter_context_params(params, n_ctx + facts.block_size, n_threads, n_threads_batch);
     const uint32_t       blocks     = params.n_seq_max * (uint32_t) facts.block_size;
     ctx_params.ctx_other     = target_ctx;
     ctx_params.n_batch       = std::min(std::max(blocks, 256u), ctx_params.n_ctx);

@@ -78,6 +78,17 @@ llama_context_params context_params(const pyspec_engine_params & params, uint32_
     return result;
 }
 
+llama_context_params drafter_context_params(pyspec_engine_params params, uint32_t n_ctx, int32_t n_threads,
+                                            int32_t n_threads_batch) {
+    if (params.draft_type_k >= 0) {
+        params.type_k = checked_type(params.draft_type_k, "draft_type_k");
+    }
+    if (params.draft_type_v >= 0) {
+        params.type_v = checked_type(params.draft_type_v, "draft_type_v");
+    }
+    return context_params(params, n_ctx, n_threads, n_threads_batch);
+}
+
 void check_process(int32_t rc, const char * what, const std::string & cause) {
     switch (rc) {
         case 0:

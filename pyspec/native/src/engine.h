@@ -122,9 +122,13 @@ private:
     int64_t               reused_before = 0;
 };
 
-// The context parameters that target and MTP context share.
+// The context parameters of the target.
 llama_context_params context_params(const pyspec_engine_params & params, uint32_t n_ctx, int32_t n_threads,
                                     int32_t n_threads_batch);
+
+// The same for the context of a drafter, whose cache may have types of its own.
+llama_context_params drafter_context_params(pyspec_engine_params params, uint32_t n_ctx, int32_t n_threads,
+                                            int32_t n_threads_batch);
 
 // Fails unless rc, the result of llama_process, is a success.
 void check_process(int32_t rc, const char * what, const std::string & cause);

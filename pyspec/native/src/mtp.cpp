@@ -42,7 +42,7 @@ Mtp::Mtp(const Model & model, const pyspec_engine_params & params, llama_context
     : n_embd(model.n_embd), n_vocab(model.n_vocab), one_thread(pass_bytes(model) < one_thread_bytes),
       n_threads_feed(one_thread ? 1 : n_threads_batch), n_threads_draft(one_thread ? 1 : n_threads),
       zeros(model.n_embd, 0.0f) {
-    llama_context_params ctx_params = context_params(params, n_ctx, n_threads, n_threads_batch);
+    llama_context_params ctx_params = drafter_context_params(params, n_ctx, n_threads, n_threads_batch);
     ctx_params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
     ctx_params.ctx_other     = target;
     ctx_params.n_rs_seq      = 0;
