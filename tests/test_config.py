@@ -24,6 +24,8 @@ from pyspec import ArgumentError, DraftConfig, EngineConfig, SamplingConfig
         (EngineConfig, "tensor_split", (1.0, -1.0)),
         (EngineConfig, "tensor_split", (1.0,) * 17),
         (EngineConfig, "tensor_split", (float("nan"), 1.0)),
+        (DraftConfig, "cache_type_k", "q3"),
+        (DraftConfig, "cache_type_v", "F16"),
         (DraftConfig, "depth", 0),
         (DraftConfig, "nodes", 65),
         (DraftConfig, "nodes", 0),

@@ -306,6 +306,10 @@ TEST(null_and_nonsense_are_refused) {
 
     params.type_k = 4; // a type that was removed from ggml
     CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "type_k is 4");
+    params              = small_params();
+    params.mtp          = true;
+    params.draft_type_v = 5; // a type that was removed from ggml
+    CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "draft_type_v is 5");
     params        = small_params();
     params.n_seq_max = 0;
     CHECK_STATUS(pyspec_engine_open(model_path, &params, nullptr, nullptr, &engine_out), PYSPEC_ERR_ARGUMENT, "n_seq_max is 0");
