@@ -18,11 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import click
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -32,6 +34,8 @@ from pyspec.bench import BenchPrompt, PeerConfig, Sizes, built_in, render, run  
 from pyspec.bench.contestants import label  # noqa: E402
 from pyspec.bench.figures import BenchResult  # noqa: E402
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig  # noqa: E402
+from pyspec.drafts.dflash import DflashDrafter  # noqa: E402
+from pyspec.generate import Engine  # noqa: E402
 from pyspec.model_file import ModelFile, resolve_model  # noqa: E402
 from pyspec.native import NativeEngine  # noqa: E402
 from tests import prompts as texts  # noqa: E402
@@ -287,6 +291,68 @@ def memory_synthetic(options: Options) -> tuple[BenchResult, dict[str, Any]]:
     return result, {one.draft: one.peak_rss for one in result.memory}
 
 
+F16 = ("f16", "f16")
+CACHES = [F16, ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0")]
+"""Types of keys and values."""
+
+
+def cache_types(options: Options) -> tuple[None, dict[str, Any]]:
+    """Acceptance and speed with other cache types, on the target's side and on the drafters'."""
+    caches = {
+        **{f"target {'/'.join(cache)}": (cache, F16) for cache in CACHES},
+        **{f"drafter {'/'.join(cache)}": (F16, cache) for cache in CACHES[1:]},
+    }
+    found: dict[str, Any] = {}
+    for name, (target, drafter) in caches.items():
+        drafts = [
+            replace(draft, cache_type_k=drafter[0], cache_type_v=drafter[1])
+            for draft in (CHAIN, DFLASH)
+        ]
+        result = run(
+            "demo",
+            drafts,
+            held_out(12),
+            config=EngineConfig(cache_type_k=target[0], cache_type_v=target[1]),
+            sampling=GREEDY,
+            sizes=Sizes(128, options.rounds or 1),
+        )
+        found[name] = {
+            "bytes_per_token": _cache_bytes(target, drafter),
+            "plain_tokens_per_second": result.results[0].decode_tps.median,
+            **{
+                draft.name: {
+                    "acceptance_length": one.tokens_per_step,
+                    "tokens_per_second": one.decode_tps.median,
+                    "speedup": one.speedup.median,
+                }
+                for draft, one in zip(drafts, result.results[1:], strict=True)
+            },
+        }
+    return None, found
+
+
+def _cache_bytes(target: tuple[str, str], drafter: tuple[str, str]) -> dict[str, int]:
+    """Bytes that a token takes in the attention caches of the demo model and its drafters."""
+    n_ctx = 1024
+    with Engine(
+        "demo",
+        DraftConfig("mtp", cache_type_k=drafter[0], cache_type_v=drafter[1]),
+        EngineConfig(n_ctx=n_ctx, cache_type_k=target[0], cache_type_v=target[1]),
+    ) as engine:
+        info = engine.native.info
+        dflash = ModelFile.read(DflashDrafter.file_for(engine.file, DFLASH))
+    values = sum(
+        Fraction(size, block) * dflash.get("attention.head_count_kv") * dflash.get(f"attention.{side}_length")
+        for side, name in zip(("key", "value"), drafter, strict=True)
+        for block, size in [GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]]
+    )  # fmt: skip
+    return {
+        "target": info.bytes_kv // n_ctx,
+        "mtp": info.bytes_mtp // n_ctx,
+        "dflash": int(values * dflash.get("block_count")),
+    }
+
+
 def rollback(options: Options) -> tuple[None, dict[str, Any]]:
     """Rollback memory of the 35B-A3B shape: a file whose weights are a hole, opened by both."""
     with tempfile.TemporaryDirectory() as folder:
@@ -331,6 +397,7 @@ PARTS = [
     Part("peers-4", "the same, four requests at once", peers_four),
     Part("memory", "peak memory on the demo model", memory),
     Part("memory-synthetic", "peak memory on the 0.8B shape", memory_synthetic),
+    Part("cache-types", "acceptance and speed by the types of the attention caches", cache_types),
     Part("rollback", "rollback memory of the 35B-A3B shape", rollback),
 ]
 
