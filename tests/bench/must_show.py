@@ -312,7 +312,7 @@ def cache_types(options: Options) -> tuple[None, dict[str, Any]]:
             "demo",
             drafts,
             held_out(12),
-            config=EngineConfig(cache_type_k=target[0], cache_type_v=target[1]),
+            config=EngineConfig(n_threads=1, cache_type_k=target[0], cache_type_v=target[1]),
             sampling=GREEDY,
             sizes=Sizes(128, options.rounds or 1),
         )
