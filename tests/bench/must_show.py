@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from pyspec.bench import BenchPrompt, PeerConfig, Sizes, built_in, render, run  # noqa: E402
 from pyspec.bench.contestants import label  # noqa: E402
 from pyspec.bench.figures import BenchResult  # noqa: E402
+from pyspec.bench.machine import machine  # noqa: E402
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig  # noqa: E402
 from pyspec.drafts.dflash import DflashDrafter  # noqa: E402
 from pyspec.generate import Engine  # noqa: E402
@@ -298,37 +299,43 @@ CACHES = [F16, ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0")]
 
 def cache_types(options: Options) -> tuple[None, dict[str, Any]]:
     """Acceptance and speed with other cache types, on the target's side and on the drafters'."""
-    caches = {
-        **{f"target {'/'.join(cache)}": (cache, F16) for cache in CACHES},
-        **{f"drafter {'/'.join(cache)}": (F16, cache) for cache in CACHES[1:]},
-    }
-    found: dict[str, Any] = {}
-    for name, (target, drafter) in caches.items():
-        drafts = [
-            replace(draft, cache_type_k=drafter[0], cache_type_v=drafter[1])
-            for draft in (CHAIN, DFLASH)
-        ]
-        result = run(
-            "demo",
-            drafts,
-            held_out(12),
-            config=EngineConfig(n_threads=1, cache_type_k=target[0], cache_type_v=target[1]),
-            sampling=GREEDY,
-            sizes=Sizes(128, options.rounds or 1),
-        )
-        found[name] = {
-            "bytes_per_token": _cache_bytes(target, drafter),
-            "plain_tokens_per_second": result.results[0].decode_tps.median,
+    found = {"machine": machine()}
+    for cache in CACHES:
+        found[f"target {'/'.join(cache)}"] = _with_caches(options, cache, [F16])[0]
+    drafted = _with_caches(options, F16, CACHES)
+    for cache, figures in zip(CACHES, drafted, strict=True):
+        found[f"drafter {'/'.join(cache)}"] = figures
+    return None, found
+
+
+def _with_caches(
+    options: Options, target: tuple[str, str], drafter: list[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """The figures of one run for every types of the drafters' caches."""
+    result = run(
+        "demo",
+        [replace(draft, cache_type_k=k, cache_type_v=v) for k, v in drafter for draft in (CHAIN, DFLASH)],
+        held_out(12),
+        config=EngineConfig(n_threads=1, cache_type_k=target[0], cache_type_v=target[1]),
+        sampling=GREEDY,
+        sizes=Sizes(128, options.rounds or 2),
+    )  # fmt: skip
+    plain, *others = result.results
+    return [
+        {
+            "bytes_per_token": _cache_bytes(target, cache),
+            "plain_tokens_per_second": plain.decode_tps.median,
             **{
-                draft.name: {
+                name: {
                     "acceptance_length": one.tokens_per_step,
                     "tokens_per_second": one.decode_tps.median,
                     "speedup": one.speedup.median,
                 }
-                for draft, one in zip(drafts, result.results[1:], strict=True)
+                for name, one in zip(("mtp", "dflash"), pair, strict=True)
             },
         }
-    return None, found
+        for cache, pair in zip(drafter, zip(others[::2], others[1::2], strict=True), strict=True)
+    ]
 
 
 def _cache_bytes(target: tuple[str, str], drafter: tuple[str, str]) -> dict[str, int]:
