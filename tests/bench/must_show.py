@@ -30,12 +30,13 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from pyspec.drafts.dflash import DflashDrafter  # noqa: E402
+
 from pyspec.bench import BenchPrompt, PeerConfig, Sizes, built_in, render, run  # noqa: E402
 from pyspec.bench.contestants import label  # noqa: E402
 from pyspec.bench.figures import BenchResult  # noqa: E402
 from pyspec.bench.machine import machine  # noqa: E402
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig  # noqa: E402
-from pyspec.drafts.dflash import DflashDrafter  # noqa: E402
 from pyspec.generate import Engine  # noqa: E402
 from pyspec.model_file import ModelFile, resolve_model  # noqa: E402
 from pyspec.native import NativeEngine  # noqa: E402
@@ -188,7 +189,7 @@ def policy(options: Options) -> tuple[None, dict[str, Any]]:
         "random, T = 1": ([one.text for one in random_tokens("demo", 8)], drawn),
     }
     found: dict[str, Any] = {}
-    for machine, costs in MACHINES.items():
+    for where, costs in MACHINES.items():
         for kind, (asked, sampling) in kinds.items():
             speeds = {
                 label(one): round(speedup(one, costs, asked, sampling, 200), 4)
@@ -196,7 +197,7 @@ def policy(options: Options) -> tuple[None, dict[str, Any]]:
             }
             auto = speeds.pop(label(AUTO))
             best = max(speeds, key=lambda name: speeds[name])
-            found[f"{machine}, {kind}"] = {
+            found[f"{where}, {kind}"] = {
                 "auto": auto,
                 "best_fixed": best,
                 "auto_of_best": round(auto / max(1.0, speeds[best]), 4),
