@@ -39,8 +39,8 @@ class Machine:
 MACHINES = {
     # The demo model on two cores: columns cost nearly as much as tokens.
     "tiny": Machine(
-        ((1, 0.35), (2, 0.42), (3, 0.58), (4, 0.65), (6, 0.96), (8, 1.2), (12, 1.8), (16, 2.4)),
-        {"mtp": 0.09, "dflash": 0.5},
+        ((1, 0.33), (2, 0.45), (3, 0.58), (4, 0.62), (6, 0.86), (8, 1.06), (12, 1.63), (16, 2.1)),
+        {"mtp": 0.035, "dflash": 0.45},
     ),
     # A model of some hundred MB on two cores: four columns for the price of one, more for their own.
     "cpu": Machine(
