@@ -7,7 +7,7 @@ Every client sends requests of random length, temperature and kind (chat or text
 with a JSON schema, with stop strings), goes on with its chat or starts another, and now and then
 hangs up in the middle. There is a server for each way of drafting; they are soaked in turns, in
 stretches of equal requests, so that what slows the machine slows both. Reported: requests, errors,
-tokens a second, what a step took and gave, memory after the first stretch and at the end.
+tokens a second, what a step took and gave, memory after a warm-up and at the end.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ SCHEMA = {
     "required": ["name", "ok", "numbers"],
     "additionalProperties": False,
 }
+WARM_UP = 2
+"""Stretches after which memory should no longer grow."""
 
 
 @dataclass
@@ -241,7 +243,7 @@ def options_of(draft: str) -> list[str]:
 @click.command()
 @click.option("--model", default="demo", show_default=True, help="A GGUF file.")
 @click.option("--minutes", default=5.0, show_default=True, help="For every way of drafting.")
-@click.option("--rounds", default=5, show_default=True, help="Stretches; the first warms up.")
+@click.option("--rounds", default=5, show_default=True, help="Stretches, the first two to warm up.")
 @click.option("--clients", default=8, show_default=True)
 @click.option("--slots", default=8, show_default=True)
 @click.option("--threads", default=1, show_default=True)
@@ -285,20 +287,24 @@ def main(
         **{"clients": clients, "slots": slots, "threads": threads, "limit": limit},
     }
     for draft, reports in found.items():
-        rss = [size for report in reports[1:] for size in report.rss]
+        tokens = sum(report.counts["generated_tokens"] for report in reports)
         result[draft] = {
-            "tokens_per_second": round(median(r.tokens_per_second for r in reports), 1),
+            "tokens_per_second": round(tokens / sum(report.seconds for report in reports), 1),
             "requests": sum(report.requests for report in reports),
             "cancelled": sum(report.cancelled for report in reports),
             "errors": sum(len(report.errors) for report in reports),
-            "drift": round(drift(rss), 4),
+            "drift": round(drift([median(report.rss) for report in reports[WARM_UP:]]), 4),
             "exit": stopped[draft],
             "stretches": [report.as_dict() for report in reports],
         }
     if len(drafts) > 1:
-        pairs = zip(found[drafts[0]], found[drafts[1]], strict=True)
-        ratios = [one.tokens_per_second / other.tokens_per_second for one, other in pairs]
-        result["ratio"] = {"median": round(median(ratios), 3), "of": [round(r, 3) for r in ratios]}
+        ours, others = (found[draft] for draft in drafts[:2])
+        speeds = [result[draft]["tokens_per_second"] for draft in drafts[:2]]
+        pairs = zip(ours, others, strict=True)
+        result["ratio"] = {
+            "total": round(speeds[0] / speeds[1], 3),
+            "stretches": [round(a.tokens_per_second / b.tokens_per_second, 3) for a, b in pairs],
+        }
     click.echo(json.dumps(result, indent=1))
     sys.exit(any(report.errors for reports in found.values() for report in reports))
 
