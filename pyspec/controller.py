@@ -131,8 +131,9 @@ class Controller(Drafter):
         return tree.take(proposal.kept)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        self._tokens = sum(len(outcome.path.tokens) for outcome in outcomes)
-        self.planner.observe(outcomes)
+        self._tokens = sum([len(outcome.path.tokens) for outcome in outcomes])
+        if self.asked:
+            self.planner.observe(outcomes)
         if self._proposals:
             for outcome in outcomes:
                 proposal = self._proposals.pop(outcome.slot, None)

@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from pyspec.config import EngineConfig
     from pyspec.model_file import ModelFile
     from pyspec.native import NativeEngine
+    from pyspec.native.engine import SlotTree
 
-COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Sizes that are measured, and the only sizes of tree that a controller uses."""
 
 _STEP = 0.1  # how far a measured size follows a new measurement
 _DRIFT = (
     0.06  # how much of that all sizes follow: mostly the machine as a whole is slower or faster
 )
+_FAR = 1.4  # times the largest known size: too far to say anything of it
 _LEAST, _MOST = 0.5, 1.25  # what a single measurement counts for, as a factor
 
 
@@ -89,8 +91,15 @@ class CostCurve:
         return ms
 
     def observe(self, columns: int, ms: float) -> None:
-        """Follows a step that was measured while decoding."""
+        """Follows a step that was measured while decoding.
+
+        One that is larger than all that is known becomes a point of its own.
+        """
         self._observed += 1
+        if columns > _FAR * self._columns[-1]:
+            self._columns.append(columns)
+            self._ms.append(max(ms / self._drift, self._ms[-1]))
+            return
         ratio = min(max(ms / self.ms(columns), _LEAST), _MOST)
         self._drift *= ratio**_DRIFT
         step = ratio ** (_STEP - _DRIFT)
@@ -124,13 +133,15 @@ def measure(
     seconds: float = 1.0,
     context: int = 0,
     brief: bool = False,
+    slots: int = 1,
     progress: Callable[[float], object] | None = None,
 ) -> list[Measurement]:
-    """Times passes of chains of every size up to `max_nodes` on an unused slot 0, in turn.
+    """Times passes of chains of every size on unused slots, in turn.
 
     Args:
-        native: An engine whose slot 0 is unused; it is left unused.
-        max_nodes: Largest tree of the engine.
+        native: An engine whose slots are unused; they are left unused.
+        max_nodes: Largest tree of the engine; larger sizes are spread over several slots.
+        slots: How many may be used.
         rounds: Passes of every size; the first round is not counted when there are several.
         seconds: Ends after the round in which this much time has passed.
         context: Tokens that the sequence holds meanwhile.
@@ -138,7 +149,7 @@ def measure(
             not take several times as long as it must.
         progress: Called with the fraction done.
     """
-    sizes = [n for n in COLUMNS if n <= max_nodes and n + context <= native.info.n_ctx]
+    sizes = [n for n in COLUMNS if n <= max_nodes * slots and n + context <= native.info.n_ctx]
     times: dict[int, list[float]] = {n: [] for n in sizes}
     token = max(native.info.token_bos, 0)
     end = time.perf_counter() + seconds
@@ -150,21 +161,30 @@ def measure(
             began = time.perf_counter()
             native.verify([(0, [token], [-1])])
             slow = time.perf_counter() - began
-            keep = (1, 4) if slow > 0.3 else (1, 2, 4, 8) if slow > 0.03 else COLUMNS
+            few = (1, 4, 16) if slow > 0.3 else (1, 2, 4, 8, 32)
+            keep = few[: len(few) - (slots == 1)] if slow > 0.03 else COLUMNS
             sizes = [n for n in sizes if n in keep]
             times = {n: times[n] for n in sizes}
         for done in range(rounds):
             for number, n in enumerate(sizes):
                 began = time.perf_counter()
-                native.verify([(0, [token] * n, range(-1, n - 1))])
+                native.verify(_chains(token, n, max_nodes))
                 times[n].append(1e3 * (time.perf_counter() - began))
                 if progress is not None:
                     progress((done + (number + 1) / len(sizes)) / rounds)
             if time.perf_counter() > end:
                 break
     finally:
-        native.reset(0)
+        for slot in range(slots):
+            native.reset(slot)
     return [Measurement(n, times[n][1:] or times[n]) for n in sizes]
+
+
+def _chains(token: int, n: int, most: int) -> list[SlotTree]:
+    """Chains of `n` nodes in all, on as many slots as it takes, none longer than `most`."""
+    slots = -(-n // most)
+    lengths = [n // slots + (slot < n % slots) for slot in range(slots)]
+    return [(slot, [token] * length, range(-1, length - 1)) for slot, length in enumerate(lengths)]
 
 
 def curve_of(measured: Iterable[Measurement]) -> CostCurve:

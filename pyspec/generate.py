@@ -171,7 +171,16 @@ class Engine:
         curve = (
             CostCurve(tuning.points)
             if tuning
-            else curve_of(measure(self.native, max_nodes, rounds=10, seconds=0.3, brief=True))
+            else curve_of(
+                measure(
+                    self.native,
+                    max_nodes,
+                    rounds=10,
+                    seconds=0.3,
+                    brief=True,
+                    slots=self.config.n_slots,
+                )
+            )
         )
         return Controller(sources, curve, max_nodes)
 

@@ -30,7 +30,7 @@ _SHARE = 0.003  # of all tokens that the trials of one drafter may cost
 _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least and at most
 _HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
 _TRIFLE = 0.005  # of speed that asking the free drafters in vain may cost
-_VAIN = 16  # steps of no use that are counted at most
+_USE_FADE = 0.95  # of what asking the free drafters gives, per step that does
 _RECORDED = 4  # of steps without drafts, every how many are learned from
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
 _CREDIT = 24.0  # tokens a sequence that the balance holds at most
@@ -92,7 +92,7 @@ class Planner:
 
     def __init__(self, names: Sequence[str], curve: CostCurve) -> None:
         self.curve = curve
-        self.recent = Record(1.0, curve.ms(1), 1.0)  # of all steps
+        self._recent: dict[int, Record] = {}  # by number of sequences: of all steps
         self._known = {name: Known() for name in names}
         self._n = 1  # sequences of this step
         self._slots: list[int] = []
@@ -104,8 +104,11 @@ class Planner:
         self._lost = 0.0  # tokens that it has lost
         self._hold = 0  # step until which nobody is asked while the free drafters are silent
         self.idle = False  # nothing was drafted in this step, whatever there is
-        self._vain = 0  # steps in which the free drafters were of no use; halved by one of use
-        self._free_ms = 0.0  # what it takes to ask them
+        self._use = 1.0  # tokens that asking the free drafters wins in a step, as of late
+        self._every = 0  # steps of which one asks them while that loses
+        self._asking_ms = 0.0  # what it takes to ask them, itself
+        self._idle_ms = 0.0  # what a step takes in which they are not asked
+        self._silent_ms = 0.0  # and one in which they are, and have nothing
         self._free_worth = 0.0  # of the trees of the free drafters in this step
         self._balance = _CREDIT
 
@@ -116,31 +119,36 @@ class Planner:
         What a millisecond is worth depends on the text here: tokens that are not gained now are made
         at the speed of the steps that follow.
         """
-        return max(self.recent.tokens, 1e-3) / self.recent.ms
+        recent = self._recent_of(self._n)
+        return max(recent.tokens, 1e-3) / recent.ms
+
+    def _recent_of(self, n: int) -> Record:
+        """At first as plain decoding is."""
+        recent = self._recent.get(n)
+        if recent is None:
+            recent = self._recent[n] = Record(float(n), self.curve.ms(n), 1.0)
+        return recent
 
     # ---- choose ----
 
     def begin(self, contexts: Sequence[DraftContext]) -> bool:
         """Begins a step; False where nobody is asked, not even for free.
 
-        That is so while the balance is negative, and where free drafters are of no use and the model
-        is so small that asking them takes a part of the step that can be felt.
+        That is so while the balance is negative, and in most steps while asking the free drafters
+        loses tokens: where the model is so small that it takes a part of the step that can be felt.
         """
         self._step += 1
         self._n = len(contexts)
         self._asked = ""
-        self.idle = self._balance < 0.0 or self._is_vain()
+        in_vain = self._use < 0.0 and self._every > 1 and self._step % self._every
+        self.idle = self._balance < 0.0 or (bool(in_vain) and not self._trying)
         if self.idle:
             return False
         return any(context.max_depth > 0 < context.max_nodes - 1 for context in contexts)
 
-    def _is_vain(self) -> bool:
-        """Whether the free drafters are not asked: after a while of no use, in most steps.
-
-        How many these are follows from what asking takes; none where that is next to nothing.
-        """
-        every = int(self._free_ms / (_TRIFLE * self.curve.ms(self._n)))
-        return self._vain > every > 0 and bool(self._step % every) and not self._trying
+    def _free_ms(self) -> float:
+        """What asking the free drafters takes, with what it does to the processor's caches."""
+        return max(self._silent_ms - self._idle_ms if self._idle_ms else 0.0, self._asking_ms)
 
     def ask(self, contexts: Sequence[DraftContext], worth: float, tokens: float) -> str:
         """The drafter to ask in this step; empty for nobody.
@@ -152,7 +160,6 @@ class Planner:
             tokens: Expected tokens of these trees.
         """
         silent = tokens == self._n
-        self._vain = min(self._vain + 1, _VAIN) if silent else self._vain // 2
         self._slots = [context.slot for context in contexts]
         if silent and self._step < self._hold:
             return ""
@@ -211,26 +218,39 @@ class Planner:
     # ---- learn ----
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learns how many tokens the step gave each request."""
-        if self._asked:
-            own = self._known[self._asked].own
-            for slot, _, path in outcomes:
-                own.setdefault(slot, Record()).add(len(path.tokens), 0.0)
+        """Learns how many tokens a step that asked a drafter gave each request."""
+        own = self._known[self._asked].own
+        for slot, _, path in outcomes:
+            own.setdefault(slot, Record()).add(len(path.tokens), 0.0)
 
     def observe_cost(self, cost: StepCost, tokens: int) -> None:
         """Learns what a step cost that gave `tokens` in all."""
-        if self.idle and self._step % _RECORDED:
+        if self.idle and self._step % _RECORDED:  # plain decoding must stay as fast as it is
             self._balance += _INTEREST * tokens
-            return  # plain decoding must stay as fast as it is
+            return
         n, ms = self._n, cost.draft_ms + cost.rest_ms
         self.curve.observe(cost.columns, cost.rest_ms)
-        self.recent.add(tokens, ms, _LOCAL)
-        if not self.idle and not self._asked and cost.columns == n:
-            self._free_ms = follow(self._free_ms, cost.draft_ms)
+        self._recent_of(n).add(tokens, ms, _LOCAL)
+        if not self._asked:
+            self._learn_free(cost, tokens)
         self._balance += _INTEREST * tokens - self._loss(cost, tokens)
         self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
         if self._asked:
             self._learn(tokens, ms)
+
+    def _learn_free(self, cost: StepCost, tokens: int) -> None:
+        ms = cost.draft_ms + cost.rest_ms
+        if self.idle:
+            self._idle_ms = follow(self._idle_ms, ms)
+            return
+        if cost.columns == self._n:
+            self._asking_ms = follow(self._asking_ms, cost.draft_ms)
+            self._silent_ms = follow(self._silent_ms, ms)
+            lost = self._n * self._free_ms() / self.curve.ms(self._n)
+        else:
+            lost = self._loss(cost, tokens)
+        self._every = int(self._free_ms() / (_TRIFLE * self.curve.ms(self._n)))
+        self._use = _USE_FADE * self._use - (1.0 - _USE_FADE) * lost
 
     def _loss(self, cost: StepCost, tokens: int) -> float:
         """Tokens that plain decoding would have given in the same time, less those there are.

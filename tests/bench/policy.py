@@ -14,7 +14,6 @@ from pyspec.controller import Controller
 from pyspec.cost import CostCurve
 from pyspec.drafter import StepCost
 from pyspec.generate import Prompt
-from pyspec.planner import Record
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,6 @@ class PlayedClock(Drafter):
         if isinstance(self.inner, Controller):
             tree_ms = [(n, ms + machine.tree_ms * (n > 1)) for n, ms in machine.points]
             self.inner.curve = self.inner.planner.curve = CostCurve(tree_ms)
-            self.inner.planner.recent = Record(1.0, self.curve.ms(1), 1.0)
         self.native.timings(reset=True)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
