@@ -82,7 +82,8 @@ class OracleDrafter(Drafter):
             token = script[position]
             tokens.append(token if right else (token + 1) % self.native.info.n_vocab)
             log_probs.append(belief)
-        return DraftTree.chain(tokens, log_probs)
+        n = len(tokens)
+        return DraftTree.trusted(tokens, list(range(-1, n - 1)), list(range(n)), log_probs)
 
     def forget(self, slot: int) -> None:
         if self._cost is not None:
