@@ -57,7 +57,7 @@ class Calibration:
 
     def probability(self, slot: int, key: Key, log_prob: float) -> float:
         """Probability that a node of class `key` is right, given that its parent is."""
-        prior = math.exp(log_prob)
+        prior = math.exp(min(log_prob, 0.0))  # drafters may claim anything
         cell = self._all.get(key)
         if cell is not None:
             prior = (cell[0] + _PRIOR * prior) / (cell[1] + _PRIOR)

@@ -203,7 +203,12 @@ class Controller(Drafter):
     ) -> list[list[float]]:
         floor = self._least_value(len(contexts)) if proposals else 0.0
         return [
-            self._value(context.slot, proposal, asked, floor)
+            self._value(
+                context.slot,
+                proposal,
+                asked if context.only is None else asked & context.only,
+                floor,
+            )
             for context, proposal in zip(contexts, proposals, strict=bool(proposals))
         ]
 

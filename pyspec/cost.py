@@ -96,11 +96,12 @@ class CostCurve:
         One that is larger than all that is known becomes a point of its own.
         """
         self._observed += 1
+        usual = self.ms(columns)
         if columns > _FAR * self._columns[-1]:
             self._columns.append(columns)
-            self._ms.append(max(ms / self._drift, self._ms[-1]))
+            self._ms.append(max(min(ms, _MOST * usual) / self._drift, self._ms[-1]))
             return
-        ratio = min(max(ms / self.ms(columns), _LEAST), _MOST)
+        ratio = min(max(ms / usual, _LEAST), _MOST)
         self._drift *= ratio**_DRIFT
         step = ratio ** (_STEP - _DRIFT)
         at = bisect.bisect_left(self._columns, columns)

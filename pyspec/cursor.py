@@ -58,6 +58,7 @@ class Cursor:
         self._committed: list[int] = []  # read by the target for good
         self._tree: DraftTree | None = None  # verified, not committed
         self._cost = StepCost(1, 0.0, 0.0)  # of the pass that verified it
+        self._proposed = False  # the drafter proposed it
         self._path: list[int] = []  # the nodes of it that the text has taken, the root first
         self._saved = PrefixCache(cache_bytes)
 
@@ -227,12 +228,13 @@ class Cursor:
     def _open(self, root: int, remaining: int, drafts: Many[int] | None) -> None:
         """Verifies a tree whose root is the next token of the text."""
         self._forget_tree()
+        self._proposed = not drafts and remaining > 1
         before = dict(self.stats.ms)
         free = min(self._verifier.max_nodes, self._n_ctx - len(self._committed))
         with self._timed("draft"):
             if drafts:
                 tree = DraftTree.chain([root, *drafts[: free - 1]])
-            elif remaining > 1:
+            elif self._proposed:
                 self._committed.append(root)  # for the drafter's eyes, not copied: texts are long
                 try:
                     limit = min(remaining, free) - 1
@@ -259,8 +261,9 @@ class Cursor:
         with self._timed("commit"):
             self._verifier.commit([SLOT], [path])
             self._committed += drafts
-        self._drafter.observe([Outcome(SLOT, tree, path)])
-        self._drafter.observe_cost(self._cost)
+        if self._proposed:
+            self._drafter.observe([Outcome(SLOT, tree, path)])
+            self._drafter.observe_cost(self._cost)
         self.stats.add_path(tree, path)
 
     def _drafts(self, count: int) -> list[int]:

@@ -129,7 +129,8 @@ class Line:
 
     def add(self, jobs: Many[Job]) -> None:
         """Puts the jobs of a request in line."""
-        self._requests.append(deque(jobs))
+        if jobs:
+            self._requests.append(deque(jobs))
 
     def take(self) -> Job:
         """The next job."""

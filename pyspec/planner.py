@@ -95,7 +95,8 @@ class Planner:
         self._recent: dict[int, Record] = {}  # by number of sequences: of all steps
         self._known = {name: Known() for name in names}
         self._n = 1  # sequences of this step
-        self._slots: list[int] = []
+        self._slots: frozenset[int] = frozenset()  # that the asked drafter drafts for
+        self._idle_steps = 0
         self._step = 0
         self._asked = ""  # in this step
         self._trying = ""
@@ -141,10 +142,12 @@ class Planner:
         self._n = len(contexts)
         self._asked = ""
         in_vain = self._use < 0.0 and self._every > 1 and self._step % self._every
-        self.idle = self._balance < 0.0 or (bool(in_vain) and not self._trying)
-        if self.idle:
-            return False
-        return any(context.max_depth > 0 < context.max_nodes - 1 for context in contexts)
+        self.idle = (
+            self._balance < 0.0
+            or (bool(in_vain) and not self._trying)
+            or not any(context.max_depth > 0 < context.max_nodes - 1 for context in contexts)
+        )
+        return not self.idle
 
     def _free_ms(self) -> float:
         """What asking the free drafters takes, with what it does to the processor's caches."""
@@ -160,31 +163,35 @@ class Planner:
             tokens: Expected tokens of these trees.
         """
         silent = tokens == self._n
-        self._slots = [context.slot for context in contexts]
         if silent and self._step < self._hold:
             return ""
         self._free_worth = worth
-        allowed = [name for name in self._known if _is_allowed(name, contexts)]
+        slots = {name: _slots(name, contexts) for name in self._known}
+        allowed = [name for name in slots if slots[name]]
         if not allowed:
             return ""
         if self._trying not in allowed:
             self._trying = ""
         if not self._trying:
-            self._begin_trial(allowed)
-        if self._trying:
-            fit = tokens < _ENOUGH * self._n or not self._known[self._trying].all
-            self._asked = self._trying if fit else ""
-            return self._asked
-        worths = {name: self._worth(name) for name in allowed}
-        best = max(allowed, key=lambda name: worths[name])
-        self._asked = best if worths[best] > worth + _MARGIN * self._n else ""
+            self._begin_trial(allowed, tokens)
+        if self._trying and self._is_place_for(self._trying, tokens):
+            self._asked = self._trying
+        else:
+            worths = {name: self._worth(name, slots[name]) for name in allowed}
+            best = max(allowed, key=lambda name: worths[name])
+            self._asked = best if worths[best] > worth + _MARGIN * self._n else ""
+        self._slots = slots.get(self._asked, frozenset())
         if silent and not self._asked:
             due = min(self._known[name].due for name in allowed)
             self._hold = min(self._step + _HOLD, due)
         return self._asked
 
-    def _worth(self, name: str) -> float:
-        """What a step that asks `name` is worth to the sequences."""
+    def _is_place_for(self, name: str, tokens: float) -> bool:
+        """Whether a trial fits here: not where the free drafters promise much as it is."""
+        return tokens < _ENOUGH * self._n or not self._known[name].all
+
+    def _worth(self, name: str, slots: frozenset[int]) -> float:
+        """What a step is worth to the sequences that asks `name` for those in `slots`."""
         known, n = self._known[name], self._n
         if not known.all:
             return -math.inf
@@ -194,12 +201,14 @@ class Planner:
             other = min(known.all, key=lambda number: abs(number - n))
             usual = known.all[other].mean_tokens / other
             ms = known.all[other].mean_ms * self.curve.ms(n) / self.curve.ms(other)
-        return sum(_expected(known.own.get(slot), usual) for slot in self._slots) - self.rate * ms
+        tokens = sum([_expected(known.own.get(slot), usual) for slot in slots])
+        return tokens + (n - len(slots)) - self.rate * ms
 
-    def _begin_trial(self, allowed: list[str]) -> None:
+    def _begin_trial(self, allowed: list[str], tokens: float) -> None:
         for name in allowed:
             known = self._known[name]
-            if not known.all or self._step >= known.due:
+            due = not known.all or self._step >= known.due
+            if due and self._is_place_for(name, tokens):
                 self._trying, self._tried, self._lost = name, 0, 0.0
                 self._length = _RETRIAL if known.all else _TRIAL
                 return
@@ -221,13 +230,16 @@ class Planner:
         """Learns how many tokens a step that asked a drafter gave each request."""
         own = self._known[self._asked].own
         for slot, _, path in outcomes:
-            own.setdefault(slot, Record()).add(len(path.tokens), 0.0)
+            if slot in self._slots:
+                own.setdefault(slot, Record()).add(len(path.tokens), 0.0)
 
     def observe_cost(self, cost: StepCost, tokens: int) -> None:
         """Learns what a step cost that gave `tokens` in all."""
-        if self.idle and self._step % _RECORDED:  # plain decoding must stay as fast as it is
-            self._balance += _INTEREST * tokens
-            return
+        if self.idle:  # plain decoding must stay as fast as it is
+            self._idle_steps += 1
+            if self._idle_steps % _RECORDED:
+                self._balance += _INTEREST * tokens
+                return
         n, ms = self._n, cost.draft_ms + cost.rest_ms
         self.curve.observe(cost.columns, cost.rest_ms)
         self._recent_of(n).add(tokens, ms, _LOCAL)
@@ -236,7 +248,7 @@ class Planner:
         self._balance += _INTEREST * tokens - self._loss(cost, tokens)
         self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
         if self._asked:
-            self._learn(tokens, ms)
+            self._learn(cost, tokens)
 
     def _learn_free(self, cost: StepCost, tokens: int) -> None:
         ms = cost.draft_ms + cost.rest_ms
@@ -264,18 +276,20 @@ class Planner:
             return n * draft_ms / plain
         return n * (draft_ms + self.curve.ms(cost.columns)) / plain - tokens
 
-    def _learn(self, tokens: int, ms: float) -> None:
+    def _learn(self, cost: StepCost, tokens: int) -> None:
         known, n = self._known[self._asked], self._n
-        # The first step of a trial also makes up for what was left out.
-        if not self._trying or self._tried or n not in known.all:
-            known.all.setdefault(n, Record()).add(tokens, ms)
-        else:
-            ms = min(ms, 4 * known.all[n].mean_ms)
-        if self._trying:
-            self._lost += self._free_worth - (tokens - self.rate * ms)
-            self._tried += 1
-            if self._tried == self._length or self._lost > _ABORT * n:
-                self._end_trial()
+        trial = self._trying == self._asked
+        if not trial or self._tried:
+            known.all.setdefault(n, Record()).add(tokens, cost.draft_ms + cost.rest_ms)
+        if not trial:
+            self._use = max(self._use, 0.0)  # nobody is asked while the free ones are not
+            return
+        # The first step also makes up for what was left out, such as a whole prompt.
+        draft_ms = cost.draft_ms if self._tried else min(cost.draft_ms, self.curve.ms(n))
+        self._lost += self._free_worth - (tokens - self.rate * (draft_ms + cost.rest_ms))
+        self._tried += 1
+        if self._tried == self._length or (self._tried > 1 and self._lost > _ABORT * n):
+            self._end_trial()
 
     def forget(self, slot: int) -> None:
         """Drops what a slot's request has taught."""
@@ -283,8 +297,13 @@ class Planner:
             known.own.pop(slot, None)
 
 
-def _is_allowed(name: str, contexts: Sequence[DraftContext]) -> bool:
-    return any(context.only is None or name in context.only for context in contexts)
+def _slots(name: str, contexts: Sequence[DraftContext]) -> frozenset[int]:
+    """Of the sequences that a drafter may draft for."""
+    return frozenset(
+        context.slot
+        for context in contexts
+        if (context.only is None or name in context.only) and context.depth > 0
+    )
 
 
 def _expected(own: Record | None, usual: float) -> float:

@@ -214,11 +214,17 @@ class Scheduler:
             job.send(Finished(result_of(sequence)))
 
     def _leave(self, job: Job) -> None:
-        self._running.remove(job)
         if job in self._joining:
             self._joining.remove(job)
-        self.engine.end(job.sequence)
-        self.on_end(job)
+        try:
+            self.engine.end(job.sequence)
+            self.on_end(job)
+        except (
+            Exception
+        ):  # a drafter or a counter of somebody else's: the job has ended all the same
+            _log.exception("a request ended with an error")
+        finally:
+            self._running.remove(job)
 
     def _end_all(self, error: Exception) -> None:
         with self._wake:

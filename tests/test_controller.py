@@ -210,6 +210,58 @@ def test_plain_steps_ask_nobody() -> None:
     assert source.asked == 0 and all(len(tree) == 1 for step in trees for tree in step)
 
 
+def test_a_first_draft_that_reads_the_prompt_is_no_reason_to_give_a_drafter_up() -> None:
+    source, cost = Chain(), CURVES["flat"]
+    controller = Controller([source], CostCurve([(1, 1.0), (8, 1.2)]), 8)
+    play(controller, cost, 0.9, draft_ms=60.0, steps=1)
+    source.asked = 0
+    play(controller, cost, 0.9, draft_ms=0.1, steps=400)
+    assert source.asked > 350
+
+
+def test_a_trial_that_is_due_does_not_keep_the_best_drafter_from_being_asked() -> None:
+    class Other(Chain):
+        name = "other"
+
+    class Weak(Free):
+        """Promises a little more than two tokens in every step."""
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+            return [
+                DraftTree.chain([one.root, one.root + 1, one.root + 2], [0.0, -0.1, -0.1])
+                for one in contexts
+            ]
+
+    good, other = Chain(), Other(depth=1)
+    controller = Controller([good, other, Weak()], CostCurve([(1, 1.0), (8, 1.2)]), 8)
+    play(controller, CURVES["flat"], 0.95, draft_ms=0.1, steps=400)
+    good.asked = 0
+    play(controller, CURVES["flat"], 0.95, draft_ms=0.1, steps=400)
+    assert good.asked > 300
+
+
+def test_a_claim_of_more_than_certainty_is_no_more_than_one() -> None:
+    assert Calibration().probability(0, key_of(SOURCE, SOURCE, 1, 0, 2.9), 2.9) <= 1.0
+
+
+def test_limits_of_other_requests_do_not_count() -> None:
+    source = Chain()
+    controller = Controller([source], CostCurve([(1, 1.0), (16, 1.3)]), 8)
+    contexts = [
+        DraftContext(0, [5], 16, 15),
+        DraftContext(1, [5], 1, 0),
+        DraftContext(2, [5], 16, 15, only=frozenset(["other"])),
+    ]
+    for _ in range(60):
+        trees = controller.propose(contexts)
+        assert len(trees[1]) == len(trees[2]) == 1
+        paths = [AcceptedPath(tuple(range(len(t))), (*t.token_list[1:], 9)) for t in trees]
+        outcomes = [Outcome(i, t, p) for i, (t, p) in enumerate(zip(trees, paths, strict=True))]
+        controller.observe(outcomes)
+        controller.observe_cost(StepCost(3 * len(trees[0]), 0.1, 1.2))
+    assert source.asked > 50 and len(trees[0]) == 8
+
+
 def test_sources_hear_of_what_ends() -> None:
     source = Chain()
     controller = Controller([source], CostCurve([(1, 1.0)]), 4)

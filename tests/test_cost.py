@@ -133,3 +133,13 @@ def test_tuning_is_kept_for_file_and_options(model, tmp_path, monkeypatch) -> No
     assert Tuning.load(file, config) is None
     path.write_text('{"model": "x", "threads": 1, "points": []}')
     assert Tuning.load(file, config) is None
+
+
+def test_a_delayed_step_of_a_new_size_is_not_believed() -> None:
+    curve = CostCurve([(1, 10.0), (8, 24.0)])
+    expected = curve.ms(32)
+    curve.observe(32, 4000.0)
+    assert curve.ms(32) < 1.5 * expected
+    for _ in range(100):
+        curve.observe(32, 80.0)
+    assert curve.ms(32) == pytest.approx(80.0, rel=0.1)

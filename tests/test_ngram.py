@@ -78,6 +78,14 @@ def test_another_text_in_the_slot_is_noticed(plain) -> None:
     assert tree.tokens.tolist()[1] == 7
 
 
+def test_after_a_failed_call_the_text_is_read_anew() -> None:
+    index = SuffixIndex()
+    index.draft([1, 2, 3, 4], 2, 8)
+    with pytest.raises(ArgumentError):
+        index.draft([1, 2, 3, 4, 5], -1, 8)
+    assert len(index.draft([1, 2, 3, 4], 2, 8)) == 1
+
+
 def test_what_breaks_a_rule_is_refused() -> None:
     out = ffi.new("pyspec_ngram **")
     check(lib.pyspec_ngram_open(out))

@@ -41,8 +41,9 @@ class SuffixIndex:
         """
         known, n = self._known, len(tokens)
         if known > n or (known and tokens[known - 1] != self._last):
-            lib.pyspec_ngram_clear(self._handle.pointer)
             known = 0
+        if known == 0:
+            lib.pyspec_ngram_clear(self._handle.pointer)
         self._known = 0  # unless the call succeeds
         new = tokens[known:]
         count = lib.pyspec_ngram_draft(
