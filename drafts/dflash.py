@@ -174,7 +174,7 @@ def best_first_tree(root: int, candidates: Candidates, depth: int, nodes: int) -
         push(-negative - log_prob, at, above, number, rank + 1)
         if at + 1 < depth and len(tree) > known:
             push(-negative, at + 1, node, following, 0)
-    return tree.take(range(len(tree)))
+    return tree.tree()
 
 
 def marginal_candidates(tokens: NDArray[np.int32], log_probs: NDArray[np.float32]) -> Candidates:

@@ -193,50 +193,70 @@ class AsyncEngine:
         self.close()
 
 
-class AsyncGeneration(AsyncIterator[str]):
+class _Request:
+    """A request of an `AsyncEngine`, whoever waits for it.
+
+    Dropping it gives it up, and frees its slot after the running step.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._last: Finished | Failed | None = None
+
+    def cancel(self) -> None:
+        """Gives it up; its result then has the finish reason ``"aborted"``."""
+        self._job.cancel()
+
+    def _take(self, event: Event) -> str | None:
+        """The text of an event that has some; the last one is kept."""
+        if isinstance(event, Delta):
+            return event.text
+        if isinstance(event, Finished | Failed):
+            self._last = event
+        return None
+
+    def _end(self, done: Exception) -> Exception:
+        """What iterating ends with: `done`, or why the request failed."""
+        return self._last.error if isinstance(self._last, Failed) else done
+
+    def _result(self) -> GenerationResult:
+        assert isinstance(self._last, Finished)
+        return self._last.result
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+class AsyncGeneration(_Request, AsyncIterator[str]):
     """A request of an `AsyncEngine`: text as it appears, then the result.
 
     Dropping it gives it up, and frees its slot after the running step.
     """
 
     def __init__(self, job: Job, events: asyncio.Queue[Event]) -> None:
-        self._job = job
+        super().__init__(job)
         self._events = events
-        self._last: Finished | Failed | None = None
 
     async def __anext__(self) -> str:
         while self._last is None:
-            event = await self._events.get()
-            if isinstance(event, Delta):
-                return event.text
-            if isinstance(event, Finished | Failed):
-                self._last = event
-        if isinstance(self._last, Failed):
-            raise self._last.error
-        raise StopAsyncIteration
+            text = self._take(await self._events.get())
+            if text is not None:
+                return text
+        raise self._end(StopAsyncIteration())
 
     async def result(self) -> GenerationResult:
         """Everything, once it has ended: waits for that, and skips the pieces before it."""
         async for _ in self:
             pass
-        assert isinstance(self._last, Finished)
-        return self._last.result
-
-    def cancel(self) -> None:
-        """Gives it up; its result then has the finish reason ``"aborted"``."""
-        self._job.cancel()
-
-    def __del__(self) -> None:
-        self.cancel()
+        return self._result()
 
 
-class BlockingGeneration(Iterator[str]):
+class BlockingGeneration(_Request, Iterator[str]):
     """A request of an `AsyncEngine`, for threads: text as it appears, then the result."""
 
     def __init__(self, job: Job, events: queue.SimpleQueue[Event]) -> None:
-        self._job = job
+        super().__init__(job)
         self._events = events
-        self._last: Finished | Failed | None = None
 
     def __next__(self) -> str:
         return self._next(None)
@@ -250,12 +270,7 @@ class BlockingGeneration(Iterator[str]):
         with suppress(StopIteration):
             while True:
                 self._next(timeout)
-        assert isinstance(self._last, Finished)
-        return self._last.result
-
-    def cancel(self) -> None:
-        """Gives it up; its result then has the finish reason ``"aborted"``."""
-        self._job.cancel()
+        return self._result()
 
     def _next(self, timeout: float | None) -> str:
         while self._last is None:
@@ -263,13 +278,7 @@ class BlockingGeneration(Iterator[str]):
                 event = self._events.get(timeout=timeout)
             except queue.Empty:
                 raise TimeoutError(f"no text came for {timeout} seconds") from None
-            if isinstance(event, Delta):
-                return event.text
-            if isinstance(event, Finished | Failed):
-                self._last = event
-        if isinstance(self._last, Failed):
-            raise self._last.error
-        raise StopIteration
-
-    def __del__(self) -> None:
-        self.cancel()
+            text = self._take(event)
+            if text is not None:
+                return text
+        raise self._end(StopIteration())

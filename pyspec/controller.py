@@ -282,16 +282,11 @@ class Controller(Drafter):
 
         Children that were proposed but not verified count as well: what they had to be is known.
         """
-        kept, tree, keys, free_keys = (
-            proposal.kept,
-            proposal.tree,
-            proposal.keys,
-            proposal.free_keys,
-        )
-        path, observe = outcome.path, self._calibration.observe
-        drawn = {kept[node]: token for node, token in zip(path.nodes, path.tokens, strict=True)}
-        tokens = tree.token_list
-        for node, parent in enumerate(tree.parent_list):
+        keys, free_keys, path = proposal.keys, proposal.free_keys, outcome.path
+        observe = self._calibration.observe
+        drawn = dict(zip([proposal.kept[node] for node in path.nodes], path.tokens, strict=True))
+        tokens = proposal.tree.token_list
+        for node, parent in enumerate(proposal.tree.parent_list):
             token = drawn.get(parent)
             if token is None:
                 continue

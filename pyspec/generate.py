@@ -336,11 +336,15 @@ class Engine:
         """Gives a sequence's slot back, whatever became of it."""
         if sequence.finish_reason is None:
             sequence.finish_reason = FinishReason.ABORTED
-        if not self.native.closed:
-            self.drafter.forget(sequence.slot)
-            good = sequence.intact and sequence.finish_reason is not FinishReason.ERROR
-            self._slots.give_back(sequence.slot, sequence.tokens, sequence.plan if good else None)
-        sequence.sampler.close()
+        good = sequence.intact and sequence.finish_reason is not FinishReason.ERROR
+        try:
+            if not self.native.closed:
+                self.drafter.forget(sequence.slot)
+        finally:
+            if not self.native.closed:
+                plan = sequence.plan if good else None
+                self._slots.give_back(sequence.slot, sequence.tokens, plan)
+            sequence.sampler.close()
 
     def _begin_reading(self, sequence: Sequence) -> None:
         tokens, plan = sequence.tokens, sequence.plan

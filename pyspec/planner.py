@@ -96,7 +96,6 @@ class Planner:
         self._known = {name: Known() for name in names}
         self._n = 1  # sequences of this step
         self._slots: frozenset[int] = frozenset()  # that the asked drafter drafts for
-        self._idle_steps = 0
         self._step = 0
         self._asked = ""  # in this step
         self._trying = ""
@@ -104,6 +103,7 @@ class Planner:
         self._length = _TRIAL  # of it
         self._lost = 0.0  # tokens that it has lost
         self._hold = 0  # step until which nobody is asked while the free drafters are silent
+        self._idle_steps = 0  # how many there were
         self.idle = False  # nothing was drafted in this step, whatever there is
         self._use = 1.0  # tokens that asking the free drafters wins in a step, as of late
         self._every = 0  # steps of which one asks them while that loses

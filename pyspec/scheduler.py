@@ -219,9 +219,7 @@ class Scheduler:
         try:
             self.engine.end(job.sequence)
             self.on_end(job)
-        except (
-            Exception
-        ):  # a drafter or a counter of somebody else's: the job has ended all the same
+        except Exception:  # of somebody else's drafter or counter: the job has ended all the same
             _log.exception("a request ended with an error")
         finally:
             self._running.remove(job)

@@ -258,6 +258,8 @@ class DraftTree:
 class TreeBuilder:
     """Collects candidates into a tree whose nodes share prefixes, then keeps the best of it.
 
+    The tree may keep the builder's lists: nothing is added once there is one.
+
     Attributes:
         tokens: Token of every node; the root is node 0.
         parents: Parent of every node; -1 at the root.
@@ -361,7 +363,7 @@ class TreeBuilder:
         return self.tree().take(keep)
 
     def tree(self) -> DraftTree:
-        """The tree of all nodes; the builder is not used any more."""
+        """The tree of all nodes."""
         sources = tuple(self.sources) if any(self.sources) else ()
         return DraftTree.trusted(self.tokens, self.parents, self.depths, self.log_probs, sources)
 

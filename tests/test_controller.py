@@ -244,6 +244,26 @@ def test_a_claim_of_more_than_certainty_is_no_more_than_one() -> None:
     assert Calibration().probability(0, key_of(SOURCE, SOURCE, 1, 0, 2.9), 2.9) <= 1.0
 
 
+def test_free_drafters_of_no_use_are_asked_rarely_where_asking_is_felt() -> None:
+    free = Free(depth=0)
+    controller = Controller([free], CostCurve([(1, 1.0), (8, 1.2)]), 8)
+
+    def decode(steps: int, asking_ms: float) -> int:
+        free.asked = 0
+        for _ in range(steps):
+            (tree,) = controller.propose([DraftContext(0, [5], 16, 15)])
+            path = AcceptedPath(tuple(range(len(tree))), (*tree.token_list[1:], 9))
+            controller.observe([Outcome(0, tree, path)])
+            draft_ms = 0.0 if controller.planner.idle else asking_ms
+            controller.observe_cost(StepCost(len(tree), draft_ms, 1.0 + 0.02 * (len(tree) - 1)))
+        return free.asked
+
+    assert decode(400, asking_ms=0.001) == 400  # next to nothing
+    assert decode(400, asking_ms=0.08) < 100
+    free.depth = 7  # text repeats itself now
+    assert decode(200, asking_ms=0.08) > 150
+
+
 def test_limits_of_other_requests_do_not_count() -> None:
     source = Chain()
     controller = Controller([source], CostCurve([(1, 1.0), (16, 1.3)]), 8)

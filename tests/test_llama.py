@@ -7,6 +7,7 @@ import importlib.util
 import pickle
 import random
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -587,6 +588,22 @@ def test_flash_attention(model: Path) -> None:
         found = completion(CODE_PROMPT, max_tokens=60, seed=3)
         assert found(drafting) == found(plain)
         assert drafting.spec_stats.accepted
+
+
+def test_a_drafter_hears_of_the_steps_that_it_proposed_alone(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing_llama(model, draft="auto") as llama:
+        drafter, calls = llama._cursor._drafter, Counter()
+        for name in ("propose", "observe", "observe_cost"):
+            method = getattr(drafter, name)
+            monkeypatch.setattr(
+                drafter, name, lambda *a, n=name, m=method: calls.update([n]) or m(*a)
+            )
+        completion(CODE_PROMPT, max_tokens=12, seed=3)(llama)
+        for token in range(300, 306):
+            llama.eval([token])
+        assert calls["propose"] >= calls["observe"] == calls["observe_cost"] > 0
 
 
 @pytest.mark.skipif(

@@ -232,6 +232,26 @@ def test_an_unexpected_failure_of_a_call_leaves_the_scheduler_alive(
         assert again.text()
 
 
+def test_what_fails_at_the_end_of_a_request_is_no_failure_of_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget = engine.drafter.forget
+    failures = [RuntimeError("a plugin") for _ in range(engine.config.n_slots)]
+
+    def failing(slot: int) -> None:
+        forget(slot)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(engine.drafter, "forget", failing)
+    with working(engine) as scheduler:
+        for _ in range(2 * engine.config.n_slots):
+            client = Client(engine, "def", max_tokens=4)
+            scheduler.submit(client.job)
+            client.until(Finished)
+    assert not failures
+
+
 def test_a_failure_of_the_thread_reaches_everybody(engine: Engine) -> None:
     with working(engine) as scheduler:
         scheduler.on_step = lambda _: 1 // 0  # type: ignore[assignment, return-value]
