@@ -123,6 +123,9 @@ class DflashDrafter(Drafter):
             trees[context.slot] = self._tree(context, candidates)
         return [trees.get(one.slot) or DraftTree.root(one.root) for one in contexts]
 
+    def listen(self, on: bool) -> None:
+        self.native.dflash_listen(on)
+
     def forget(self, slot: int) -> None:
         if self._head is not None:
             self._head.forget(slot)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import ge
 
-from pyspec.calibration import Calibration, Key, key_of
+from pyspec.calibration import NO_CLASS, Calibration
 from pyspec.cost import COLUMNS, CostCurve
 from pyspec.drafter import DraftContext, Drafter, Outcome, StepCost
 from pyspec.planner import Planner
@@ -37,14 +37,14 @@ class Proposal:
 
     Attributes:
         tree: All of it.
-        keys: The class of every node but the root, as far as it was valued.
-        free_keys: The same when only the free drafters had been asked.
+        classes: The class of every node but the root, as far as it was valued.
+        free_classes: The same when only the free drafters had been asked.
         kept: The nodes that are verified.
     """
 
     tree: DraftTree
-    keys: list[Key | None] = field(default_factory=list)
-    free_keys: list[Key | None] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)
+    free_classes: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
 
 
@@ -77,6 +77,8 @@ class Controller(Drafter):
         self._sizes = [n for n in COLUMNS if n <= max_nodes]
         self._calibration = Calibration()
         self._proposals: dict[int, Proposal] = {}
+        self._listeners = set(self._costly)
+        self._floor = 0.0  # of a node's value, in this step
         self._tokens = 0
         self.asked = ""  # the drafter that costs time and was asked in the last step
         self._observers = _overriding(self.sources, "observe")
@@ -91,22 +93,27 @@ class Controller(Drafter):
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         self._proposals.clear()
         self.asked = ""
-        if not self.planner.begin(contexts):
+        planner = self.planner
+        if not planner.begin(contexts):
             return [DraftTree.root(context.root) for context in contexts]
         trees = self._ask(self._free, contexts)
-        silent = max(map(len, trees)) == 1
+        silent = _are_roots(trees)
+        if silent and planner.holds:
+            return trees
+        self._floor = self._least_value(len(contexts))
         proposals = [] if silent else [Proposal(tree) for tree in trees]
         values = self._values(contexts, proposals, self._free_names)
         size, tokens, worth = self._choose_size(values or [[1.0]] * len(trees))
-        self.asked = self.planner.ask(contexts, worth, tokens)
+        self.asked = planner.ask(contexts, worth, tokens)
         if silent and not self.asked:
             return trees
         if self.asked:
+            self._listen(self._costly[self.asked], True)
             more = self._ask([self._costly[self.asked]], contexts)
-            keys = [proposal.keys for proposal in proposals] or [[]] * len(trees)
+            known = [proposal.classes for proposal in proposals] or [[]] * len(trees)
             proposals = [
-                Proposal(_merged(pair), free_keys=free_keys)
-                for *pair, free_keys in zip(trees, more, keys, strict=True)
+                Proposal(_merged(pair), free_classes=classes)
+                for *pair, classes in zip(trees, more, known, strict=True)
             ]
             values = self._values(contexts, proposals, self._free_names | {self.asked})
             size, _, _ = self._choose_size(values)
@@ -146,6 +153,14 @@ class Controller(Drafter):
         self.planner.observe_cost(cost, self._tokens)
         for source in self._cost_observers:
             source.observe_cost(cost)
+        if self.planner.may_change_listeners:
+            for name, source in self._costly.items():
+                self._listen(source, self.planner.listens(name))
+
+    def _listen(self, source: Drafter, on: bool) -> None:
+        if on != (source.name in self._listeners):
+            source.listen(on)
+            self._listeners ^= {source.name}
 
     def forget(self, slot: int) -> None:
         self.planner.forget(slot)
@@ -177,9 +192,10 @@ class Controller(Drafter):
         asked = [one for one in contexts if one.only is None or source.name in one.only]
         proposed = source.propose(asked) if asked else []
         mark = self._marks[source.name]
-        trees = iter([tree.marked(mark) if len(tree) > 1 else tree for tree in proposed])
+        marked = [one if len(one.token_list) == 1 else one.marked(mark) for one in proposed]
         if len(asked) == len(contexts):
-            return list(trees)
+            return marked
+        trees = iter(marked)
         return [
             next(trees) if one.only is None or source.name in one.only else DraftTree.root(one.root)
             for one in contexts
@@ -201,47 +217,22 @@ class Controller(Drafter):
     def _values(
         self, contexts: Sequence[DraftContext], proposals: list[Proposal], asked: frozenset[str]
     ) -> list[list[float]]:
-        floor = self._least_value(len(contexts)) if proposals else 0.0
-        return [
-            self._value(
-                context.slot,
-                proposal,
-                asked if context.only is None else asked & context.only,
-                floor,
+        """Probability of acceptance of every node; 0 behind nodes that are not worth a column.
+
+        Fills the proposals' classes.
+        """
+        found = []
+        for context, proposal in zip(contexts, proposals, strict=bool(proposals)):
+            names = asked if context.only is None else asked & context.only
+            values, proposal.classes = self._calibration.values(
+                context.slot, proposal.tree, names, self._floor
             )
-            for context, proposal in zip(contexts, proposals, strict=bool(proposals))
-        ]
+            found.append(values)
+        return found
 
     def _least_value(self, n: int) -> float:
         """Trees whose nodes are all worth less than this do not pay for any number of columns."""
         return self.planner.rate * self.curve.least_column_ms(n, self._sizes) / n
-
-    def _value(
-        self, slot: int, proposal: Proposal, asked: frozenset[str], floor: float
-    ) -> list[float]:
-        """Probability of acceptance of every node; 0 behind nodes that are not worth `floor`.
-
-        Fills the proposal's keys.
-        """
-        tree, keys = proposal.tree, proposal.keys
-        value = [1.0]
-        if len(tree) == 1:
-            return value
-        probability = self._calibration.probability
-        parents, depths = tree.parent_list, tree.depth_list
-        rank = _ranks(tree)
-        for node, log_prob in enumerate(tree.log_prob_list):
-            if node == 0:
-                continue
-            before = value[parents[node]]
-            if before < floor:
-                keys.append(None)
-                value.append(0.0)
-                continue
-            key = key_of(asked, tree.sources[node], depths[node], rank[node], log_prob)
-            keys.append(key)
-            value.append(before * probability(slot, key, log_prob))
-        return value
 
     def _choose_size(self, values: Sequence[Sequence[float]]) -> tuple[int, float, float]:
         """The number of nodes a tree for which the sequences together gain the most.
@@ -258,10 +249,9 @@ class Controller(Drafter):
         most = max(map(len, values))
         if most == 1:
             return best, best_gained, best_worth
-        floor = self._least_value(n)
-        if all(len(value) == 1 or max(value[1:]) < floor for value in values):
-            return best, best_gained, best_worth
         ranked = [sorted(value, reverse=True) for value in values]  # the root's 1 comes first
+        if all([len(value) == 1 or value[1] < self._floor for value in ranked]):
+            return best, best_gained, best_worth
         gained, counted = best_gained, 1
         for size in self._sizes[1:]:
             if size > most:
@@ -282,19 +272,23 @@ class Controller(Drafter):
 
         Children that were proposed but not verified count as well: what they had to be is known.
         """
-        keys, free_keys, path = proposal.keys, proposal.free_keys, outcome.path
-        observe = self._calibration.observe
-        drawn = dict(zip([proposal.kept[node] for node in path.nodes], path.tokens, strict=True))
+        path, kept, slot = outcome.path, proposal.kept, outcome.slot
+        free = proposal.free_classes
+        drawn = dict(zip([kept[node] for node in path.nodes], path.tokens, strict=True))
         tokens = proposal.tree.token_list
         for node, parent in enumerate(proposal.tree.parent_list):
-            token = drawn.get(parent)
-            if token is None:
+            if parent not in drawn:
                 continue
-            hit = tokens[node] == token
-            if (key := keys[node - 1]) is not None:
-                observe(outcome.slot, key, hit)
-            if node <= len(free_keys) and (key := free_keys[node - 1]) is not None:
-                observe(outcome.slot, key, hit)
+            hit = tokens[node] == drawn[parent]
+            if (kind := proposal.classes[node - 1]) != NO_CLASS:
+                self._calibration.observe(slot, kind, hit)
+            if node <= len(free) and (kind := free[node - 1]) != NO_CLASS:
+                self._calibration.observe(slot, kind, hit)
+
+
+def _are_roots(trees: Sequence[DraftTree]) -> bool:
+    """Whether nothing is drafted."""
+    return all([len(tree.token_list) == 1 for tree in trees])
 
 
 def _merged(trees: Sequence[DraftTree]) -> DraftTree:
@@ -312,23 +306,6 @@ def _overriding(sources: Sequence[Drafter], method: str) -> list[Drafter]:
     """Those of `sources` that do something in `method`."""
     nothing = getattr(Drafter, method)
     return [source for source in sources if getattr(type(source), method) is not nothing]
-
-
-def _ranks(tree: DraftTree) -> list[int]:
-    """For every node its rank among the children of its parent, 0 the most probable."""
-    parents = tree.parent_list
-    rank = [0] * len(parents)
-    if len(set(parents)) == len(parents):
-        return rank  # a chain
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    for nodes in children.values():
-        if len(nodes) > 1:
-            nodes.sort(key=lambda node: -tree.log_prob_list[node])
-            for place, node in enumerate(nodes):
-                rank[node] = place
-    return rank
 
 
 def _most_valuable(tree: DraftTree, value: Sequence[float], size: int) -> list[int]:

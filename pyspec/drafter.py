@@ -139,6 +139,12 @@ class Drafter(ABC):
     def warm_up(self) -> None:  # noqa: B027 - optional
         """Drafts a few times for nothing, to learn what it costs; slot 0 is unused and stays so."""
 
+    def listen(self, on: bool) -> None:  # noqa: B027 - optional
+        """Whether it is asked now or soon; what it does to keep up with the text can rest if not.
+
+        It may be asked nevertheless, and drafts from what it has.
+        """
+
     def observe(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027 - optional
         """Learns what was accepted; called after the commit of every step."""
 

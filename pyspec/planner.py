@@ -32,6 +32,7 @@ _HOLD = 8  # steps that it stands that nobody is asked, while the free drafters 
 _TRIFLE = 0.005  # of speed that asking the free drafters in vain may cost
 _USE_FADE = 0.95  # of what asking the free drafters gives, per step that does
 _RECORDED = 4  # of steps without drafts, every how many are learned from
+_EARSHOT = 64  # steps before and after being asked in which a drafter listens
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
 _CREDIT = 24.0  # tokens a sequence that the balance holds at most
 _DEBT = 2.0  # and that it owes at most
@@ -72,12 +73,14 @@ class Known:
     Attributes:
         all: By number of sequences: the steps that asked it; tokens of all sequences.
         own: By slot: the same of the request there; its own tokens.
+        last: The step in which it was last asked.
         due: The step from which on it may be tried again.
         interval: Steps from the last trial until then.
     """
 
     all: dict[int, Record] = field(default_factory=dict)
     own: dict[int, Record] = field(default_factory=dict)
+    last: int = 0
     due: int = 0
     interval: float = _TRY_SOON / 2
 
@@ -112,16 +115,17 @@ class Planner:
         self._silent_ms = 0.0  # and one in which they are, and have nothing
         self._free_worth = 0.0  # of the trees of the free drafters in this step
         self._balance = _CREDIT
-
-    @property
-    def rate(self) -> float:
+        self.rate = 1.0
         """Tokens a millisecond, all sequences together, of the last few steps.
 
         What a millisecond is worth depends on the text here: tokens that are not gained now are made
         at the speed of the steps that follow.
         """
-        recent = self._recent_of(self._n)
-        return max(recent.tokens, 1e-3) / recent.ms
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody is asked in this step if the free drafters are silent."""
+        return self._step < self._hold
 
     def _recent_of(self, n: int) -> Record:
         """At first as plain decoding is."""
@@ -145,9 +149,13 @@ class Planner:
         self.idle = (
             self._balance < 0.0
             or (bool(in_vain) and not self._trying)
-            or not any(context.max_depth > 0 < context.max_nodes - 1 for context in contexts)
+            or not any([context.max_depth > 0 < context.max_nodes - 1 for context in contexts])
         )
-        return not self.idle
+        if self.idle:
+            return False
+        recent = self._recent_of(self._n)
+        self.rate = max(recent.tokens, 1e-3) / recent.ms
+        return True
 
     def _free_ms(self) -> float:
         """What asking the free drafters takes, with what it does to the processor's caches."""
@@ -162,9 +170,6 @@ class Planner:
                 worth in tokens.
             tokens: Expected tokens of these trees.
         """
-        silent = tokens == self._n
-        if silent and self._step < self._hold:
-            return ""
         self._free_worth = worth
         slots = {name: _slots(name, contexts) for name in self._known}
         allowed = [name for name in slots if slots[name]]
@@ -180,11 +185,23 @@ class Planner:
             worths = {name: self._worth(name, slots[name]) for name in allowed}
             best = max(allowed, key=lambda name: worths[name])
             self._asked = best if worths[best] > worth + _MARGIN * self._n else ""
+        if self._asked:
+            self._known[self._asked].last = self._step
         self._slots = slots.get(self._asked, frozenset())
-        if silent and not self._asked:
+        if tokens == self._n and not self._asked:  # the free drafters are silent
             due = min(self._known[name].due for name in allowed)
             self._hold = min(self._step + _HOLD, due)
         return self._asked
+
+    def listens(self, name: str) -> bool:
+        """Whether a drafter is likely to be asked soon, or was lately."""
+        known = self._known[name]
+        return self._step < known.last + _EARSHOT or known.due < self._step + 2 * _EARSHOT
+
+    @property
+    def may_change_listeners(self) -> bool:
+        """Whether it is time to ask who listens."""
+        return self._step % _EARSHOT == 0
 
     def _is_place_for(self, name: str, tokens: float) -> bool:
         """Whether a trial fits here: not where the free drafters promise much as it is."""

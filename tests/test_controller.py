@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
 from pyspec import AcceptedPath, DraftConfig, DraftContext, Drafter, DraftTree, Outcome
-from pyspec.calibration import Calibration, key_of
+from pyspec.calibration import NO_CLASS, Calibration
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve
 from pyspec.drafter import StepCost
@@ -210,6 +211,33 @@ def test_plain_steps_ask_nobody() -> None:
     assert source.asked == 0 and all(len(tree) == 1 for step in trees for tree in step)
 
 
+def test_drafters_listen_where_they_may_be_asked() -> None:
+    class Listener(Chain):
+        listens, steps = True, 0
+
+        def listen(self, on: bool) -> None:
+            assert on != self.listens
+            self.listens = on
+
+        def observe(self, outcomes: Sequence[Outcome]) -> None:
+            self.steps += self.listens
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+            assert self.listens
+            return super().propose(contexts)
+
+    source = Listener()
+    controller = Controller([source], CostCurve([(1, 1.0), (8, 8.0)]), 8)
+    play(controller, CURVES["linear"], 0.0, draft_ms=1.0, steps=1000)
+    source.steps = 0
+    play(controller, CURVES["linear"], 0.0, draft_ms=1.0, steps=4000)
+    assert 0 < source.steps < 2000  # around the trials
+    source = Listener()
+    controller = Controller([source], CostCurve([(1, 1.0), (8, 1.1)]), 8)
+    play(controller, CURVES["flat"], 0.9, draft_ms=0.1, steps=1000)
+    assert source.steps == 1000
+
+
 def test_a_first_draft_that_reads_the_prompt_is_no_reason_to_give_a_drafter_up() -> None:
     source, cost = Chain(), CURVES["flat"]
     controller = Controller([source], CostCurve([(1, 1.0), (8, 1.2)]), 8)
@@ -241,7 +269,9 @@ def test_a_trial_that_is_due_does_not_keep_the_best_drafter_from_being_asked() -
 
 
 def test_a_claim_of_more_than_certainty_is_no_more_than_one() -> None:
-    assert Calibration().probability(0, key_of(SOURCE, SOURCE, 1, 0, 2.9), 2.9) <= 1.0
+    calibration = Calibration()
+    kind = calibration.class_of(SOURCE, SOURCE, 1, True, 2.9)
+    assert calibration.probability(0, kind, 2.9) <= 1.0
 
 
 def test_free_drafters_of_no_use_are_asked_rarely_where_asking_is_felt() -> None:
@@ -290,7 +320,8 @@ def test_sources_hear_of_what_ends() -> None:
 
 
 def test_calibration_learns_and_forgets() -> None:
-    calibration, key = Calibration(), key_of(SOURCE, SOURCE, 1, 0, -0.1)
+    calibration = Calibration()
+    key = calibration.class_of(SOURCE, SOURCE, 1, True, -0.1)
     assert calibration.probability(0, key, -0.1) == pytest.approx(0.905, abs=1e-3)
     for _ in range(300):
         calibration.observe(0, key, False)
@@ -304,6 +335,37 @@ def test_calibration_learns_and_forgets() -> None:
 
 
 def test_classes_of_nodes() -> None:
-    assert key_of(SOURCE, SOURCE, 1, 0, 0.0) != key_of(SOURCE, SOURCE, 1, 1, 0.0)
-    assert key_of(SOURCE, SOURCE, 4, 0, -9.0) == key_of(SOURCE, SOURCE, 40, 0, -50.0)
-    assert key_of(SOURCE, SOURCE, 1, 1, -1.0) == key_of(SOURCE, SOURCE, 1, 7, -1.0)
+    calibration = Calibration()
+    kind = partial(calibration.class_of, SOURCE, SOURCE)
+    assert kind(1, True, 0.0) != kind(1, False, 0.0)
+    assert kind(4, True, -9.0) == kind(40, True, -50.0)
+    assert kind(1, True, 0.0) != calibration.class_of(SOURCE | {"b"}, SOURCE, 1, True, 0.0)
+    different = {
+        calibration.class_of(SOURCE | asked, SOURCE, depth, first, log_prob)
+        for asked in ({"b"}, {"c"})
+        for depth in (1, 2, 3, 4)
+        for first in (False, True)
+        for log_prob in (0.0, -0.1, -0.3, -0.8, -2.0, -5.0)
+    }
+    assert len(different) == 2 * 4 * 2 * 6
+
+
+def test_values_of_a_tree_are_products_along_its_paths() -> None:
+    calibration = Calibration()
+    tree = DraftTree.from_parents(
+        [5, 6, 7, 8, 9, 3], [-1, 0, 0, 1, 2, 4], [0, -2.5, -0.3, -0.1, -0.2, -0.1]
+    ).marked(SOURCE)
+    values, classes = calibration.values(0, tree, SOURCE, 0.2)
+    expected = [1.0]
+    for node in range(1, 6):
+        parent = tree.parent_list[node]
+        if expected[parent] < 0.2:
+            expected.append(0.0)
+            assert classes[node - 1] == NO_CLASS
+            continue
+        first, log_prob = node != 1, tree.log_prob_list[node]
+        kind = calibration.class_of(SOURCE, SOURCE, tree.depth_list[node], first, log_prob)
+        assert classes[node - 1] == kind
+        expected.append(expected[parent] * calibration.probability(0, kind, log_prob))
+    assert values == pytest.approx(expected)
+    assert values[3] == 0.0 < values[5]

@@ -143,6 +143,59 @@ def test_features_do_not_pile_up_while_nothing_is_drafted(
         assert native.timings().n_draft_passes == 2  # once 256 have gathered, and again
 
 
+def test_what_it_does_not_hear_is_none_of_its_text(
+    model: Path, synthetic_drafter: SyntheticDrafter
+) -> None:
+    config = EngineConfig(n_threads=1, n_slots=3)
+    with NativeEngine.open(model, config, n_ctx=1024, max_nodes=8) as native:
+        native.dflash_open(synthetic_drafter("dflash"))
+
+        def draft(slot: int, root: int) -> list[float]:
+            return native.dflash_draft([slot], [root], 5, 3).log_probs.tolist()
+
+        prompt = native.tokenize(FEW[1])
+        native.dflash_listen(False)
+        native.prefill(0, prompt)
+        for _ in range(600):
+            native.verify([(0, [5, 6], [-1, 0])])
+            native.commit(0, [0, 1])
+            if native.length(0) + 8 > native.info.n_ctx:
+                break
+        native.timings(reset=True)
+        assert draft(0, 9) == draft(1, 9)  # slot 1 is empty
+        assert native.timings().n_draft_passes == 2  # nothing had to be read before
+
+        native.dflash_listen(True)
+        native.prefill(1, prompt)
+        before = draft(1, 9)
+        native.dflash_listen(False)
+        native.dflash_listen(True)
+        assert draft(1, 9) == before != draft(2, 9)
+
+        native.verify([(1, [9, 7, 8], [-1, 0, 0])])
+        native.dflash_listen(False)
+        native.commit(1, [0, 2])  # was heard
+        heard = draft(1, 9)
+        native.verify([(1, [9], [-1])])
+        native.dflash_listen(True)
+        native.commit(1, [0])  # was not
+        assert draft(1, 9) == heard != before
+        native.restore(2, native.save(1))
+        assert draft(2, 9) == heard
+        native.prefill(2, prompt)
+        native.prefill(1, prompt)
+        assert draft(2, 9) == draft(1, 9) != heard
+
+
+def test_without_a_drafter_there_is_nobody_to_listen(model: Path) -> None:
+    config = EngineConfig(n_threads=1)
+    with (
+        NativeEngine.open(model, config, n_ctx=256, max_nodes=4) as native,
+        pytest.raises(DraftError, match="no DFlash drafter is open"),
+    ):
+        native.dflash_listen(False)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

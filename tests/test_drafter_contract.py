@@ -125,6 +125,29 @@ def test_plain_steps_in_between_do_no_harm(engine: Engine) -> None:
         engine.end(sequence)
 
 
+def test_it_drafts_whether_it_has_listened_or_not(engine: Engine) -> None:
+    sequence = begin(engine, FEW[1])
+    first = begin(engine, FEW[2])
+    (expected,) = engine.drafter.propose([context(first)])
+    engine.end(first)
+    try:
+        for listens in (True, False, False, True, False, True):
+            engine.drafter.listen(listens)
+            for _ in range(2):
+                (tree,) = engine.drafter.propose([context(sequence)])
+                assert tree.tokens[0] == sequence.tokens[-1]
+                assert len(tree) <= 7 and tree.max_depth <= 4
+                commit(engine, sequence, tree, 1)
+                commit(engine, sequence, DraftTree.root(sequence.tokens[-1]), 0)
+        again = begin(engine, FEW[2])
+        (tree,) = engine.drafter.propose([context(again)])
+        engine.end(again)
+        assert same(tree, expected)
+    finally:
+        engine.drafter.listen(True)
+        engine.end(sequence)
+
+
 def test_a_slot_keeps_nothing_of_its_last_sequence(engine: Engine) -> None:
     first = begin(engine, FEW[2])
     (expected,) = engine.drafter.propose([context(first)])

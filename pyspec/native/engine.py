@@ -505,6 +505,14 @@ class NativeEngine:
         self._call(lib.pyspec_dflash_open, os.fsencode(path), out)
         return DflashInfo(**{field.name: getattr(out, field.name) for field in fields(DflashInfo)})
 
+    def dflash_listen(self, on: bool) -> None:
+        """Whether the DFlash drafter listens, as it does from the start.
+
+        While it does not, the target's features are not kept. Tokens that are committed meanwhile are
+        none of its text, which closes up over them.
+        """
+        self._call(lib.pyspec_dflash_listen, on)
+
     def dflash_draft(
         self,
         slots: Sequence[int],

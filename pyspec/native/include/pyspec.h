@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x43849dc8
+#define PYSPEC_ABI 0x351a203c
 
 #ifdef __cplusplus
 extern "C" {
@@ -259,6 +259,10 @@ typedef struct {
 // Opens the drafter for this engine; features of the target's layers are kept from here on, so no sequence may hold
 // tokens yet. Fails with PYSPEC_ERR_DRAFT for a file that is no drafter or is one of another target.
 pyspec_status pyspec_dflash_open(pyspec_engine * e, const char * path, pyspec_dflash_info * info);
+
+// Whether the drafter listens, as it does from the start. While it does not, no features are kept, which saves their
+// time; tokens that are committed meanwhile are none of its text, which closes up over them.
+pyspec_status pyspec_dflash_listen(pyspec_engine * e, bool on);
 
 // Injects the features of the committed tokens that the drafter has not seen and predicts a block behind `root` of
 // each sequence. For position i: its top_k candidates with the natural logarithms of their probability.

@@ -294,6 +294,10 @@ pyspec_status pyspec_dflash_open(pyspec_engine * e, const char * path, pyspec_df
     });
 }
 
+pyspec_status pyspec_dflash_listen(pyspec_engine * e, bool on) {
+    return guard([&] { of(e).dflash_listen(on); });
+}
+
 pyspec_status pyspec_dflash_draft(pyspec_engine * e, int32_t n, const int32_t * seqs, const int32_t * roots,
                                   int32_t depth, int32_t top_k, int32_t * tokens, float * log_probs, float * pairs,
                                   float * confidence) {

@@ -166,6 +166,12 @@ void Dflash::append(Sequence & s, int32_t node) const {
     s.features.insert(s.features.end(), row, row + n_features);
 }
 
+void Dflash::pass_by(Sequence & s) const {
+    s.features.clear();
+    s.dflash_unheard += s.length() - s.dflash_fed;
+    s.dflash_fed = s.length();
+}
+
 void Dflash::catch_up(int32_t seq, Sequence & s) {
     const bool    many      = s.length() - s.dflash_fed >= (int32_t) many_unseen;
     const int32_t n_threads = many ? n_threads_feed : n_threads_draft;
@@ -174,7 +180,7 @@ void Dflash::catch_up(int32_t seq, Sequence & s) {
         const int32_t n = (int32_t) std::min<int64_t>(s.length() - s.dflash_fed, n_batch);
         llama_batch_ext_clear(batch);
         for (int32_t i = 0; i < n; ++i) {
-            const llama_pos p      = s.dflash_fed + i;
+            const llama_pos p      = s.dflash_fed + i - s.dflash_unheard;
             const llama_pos pos[4] = { p, p, p, 0 }; // of a multi-dimensional RoPE; others read the first
             const int32_t   index  = llama_batch_ext_add_embd(
                 batch, seq, { s.features.data() + (size_t) i * n_features, 1, (size_t) n_features });
@@ -185,7 +191,7 @@ void Dflash::catch_up(int32_t seq, Sequence & s) {
         try {
             process("injecting into the DFlash drafter");
         } catch (...) {
-            llama_memory_seq_rm(llama_get_memory(ctx), seq, s.dflash_fed, -1);
+            llama_memory_seq_rm(llama_get_memory(ctx), seq, s.dflash_fed - s.dflash_unheard, -1);
             throw;
         }
         s.dflash_fed += n;
@@ -213,7 +219,7 @@ void Dflash::draft(const std::vector<Request> & requests, int32_t depth, int32_t
     for (size_t i = 0; i < requests.size(); ++i) {
         const Request & r = requests[i];
         for (int32_t k = 0; k < n_rows; ++k) {
-            const llama_pos p      = r.sequence->length() + k;
+            const llama_pos p      = r.sequence->length() - r.sequence->dflash_unheard + k;
             const llama_pos pos[4] = { p, p, p, 0 };
             const int32_t   index  = llama_batch_ext_add_token(batch, r.seq, k == 0 ? r.root : mask_token);
             if (index < 0 || !llama_batch_ext_set_pos(batch, index, pos) ||
@@ -225,7 +231,7 @@ void Dflash::draft(const std::vector<Request> & requests, int32_t depth, int32_t
     }
     const auto forget_block = [&] {
         for (const Request & r : requests) {
-            llama_memory_seq_rm(llama_get_memory(ctx), r.seq, r.sequence->length(), -1);
+            llama_memory_seq_rm(llama_get_memory(ctx), r.seq, r.sequence->length() - r.sequence->dflash_unheard, -1);
         }
     };
     try {

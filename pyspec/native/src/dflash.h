@@ -27,6 +27,12 @@ public:
     Dflash(const Dflash &)             = delete;
     Dflash & operator=(const Dflash &) = delete;
 
+    // Whether it hears the target: features are kept only then.
+    void listen(bool on) { hears = on; }
+    bool listens() const { return hears; }
+    // The committed tokens that it has not been fed pass it by.
+    void pass_by(Sequence & s) const;
+
     // Features of n tokens of the target's last pass, from batch index `first` on, appended to `to`.
     void gather(std::vector<float> & to, int32_t first, int32_t n) const;
     // Features of one node, out of those that gather() took of a tree.
@@ -69,6 +75,7 @@ private:
     llama_context *      ctx    = nullptr;
     llama_batch_ext *    batch  = nullptr;
     pyspec_dflash_info   facts{};
+    bool                 hears         = true;
     bool                 anchor_drafts = false; // the root's own row predicts the first token (DSpark)
     int32_t              n_embd     = 0;        // of the target and of the drafter
     int32_t              n_vocab    = 0;

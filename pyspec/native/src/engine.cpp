@@ -350,9 +350,11 @@ void Engine::prefill(int32_t seq, const int32_t * tokens, int32_t n) {
             mtp->append(s, llama_get_embeddings_nextn(target.get()), m);
             mtp->catch_up(seq, s);
         }
-        if (dflash) {
+        if (dflash && dflash->listens()) {
             dflash->gather(s.features, 0, m);
             dflash->catch_up(seq, s);
+        } else if (dflash) {
+            dflash->pass_by(s);
         }
     }
 }
@@ -424,7 +426,9 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees) {
         }
         if (dflash) {
             s.tree_features.clear();
-            dflash->gather(s.tree_features, s.tree_index, s.tree.size());
+            if (dflash->listens()) {
+                dflash->gather(s.tree_features, s.tree_index, s.tree.size());
+            }
         }
     }
 }
@@ -442,9 +446,12 @@ void Engine::commit(int32_t seq, const int32_t * path, int32_t n) {
         if (mtp) {
             mtp->append(s, s.tree_hidden.data() + path[i] * width, 1);
         }
-        if (dflash) {
+        if (dflash && !s.tree_features.empty()) {
             dflash->append(s, path[i]);
         }
+    }
+    if (dflash && s.tree_features.empty()) {
+        dflash->pass_by(s);
     }
     s.clear_tree();
     if (!kept) {
@@ -525,6 +532,16 @@ pyspec_dflash_info Engine::dflash_open(const char * path) {
         [](void * flag) { return ((std::atomic<bool> *) flag)->load(std::memory_order_relaxed); }, &aborting);
     dflash->set_threads(n_threads_verify);
     return dflash->info();
+}
+
+void Engine::dflash_listen(bool on) {
+    if (!dflash) {
+        fail(PYSPEC_ERR_DRAFT, "no DFlash drafter is open");
+    }
+    dflash->listen(on);
+    for (size_t i = 0; i < sequences.size() && !on; ++i) {
+        dflash->pass_by(sequences[i]);
+    }
 }
 
 void Engine::dflash_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k,

@@ -63,6 +63,7 @@ public:
     // ---- drafting ----
     void               mtp_draft(int32_t n, const int32_t * seqs, const int32_t * roots, const pyspec_mtp_drafts & out);
     pyspec_dflash_info dflash_open(const char * path);
+    void               dflash_listen(bool on);
     void               dflash_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k,
                                     int32_t * tokens, float * log_probs, float * pairs, float * confidence);
     DraftHead &        draft_head(); // of the open drafter

@@ -27,11 +27,13 @@ struct Sequence {
     int32_t              mtp_fed = 1;
     std::vector<float>   hidden;
 
-    // A DFlash drafter reads the target's features of every token; it has been fed those of the first dflash_fed
-    // tokens, and `features` holds the rows of the rest.
-    int32_t              dflash_fed = 0;
+    // A DFlash drafter reads the target's features of every token that it hears. It has done with the first
+    // dflash_fed tokens, and `features` holds the rows of the rest. dflash_unheard of them passed while it did not
+    // listen: in its cache the text closes up over them.
+    int32_t              dflash_fed     = 0;
+    int32_t              dflash_unheard = 0;
     std::vector<float>   features;
-    std::vector<float>   tree_features; // [nodes][floats of a token's features]
+    std::vector<float>   tree_features; // [nodes][floats of a token's features]; empty: it did not listen
 
     int32_t length() const { return (int32_t) tokens.size(); }
     void    clear_tree() { tree = Tree(); }

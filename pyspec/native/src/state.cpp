@@ -24,7 +24,7 @@ struct Header {
     uint32_t has_mtp;
     uint32_t dflash_width; // floats of a token's features, 0 without a drafter
     uint32_t dflash_fed;
-    uint32_t reserved;
+    uint32_t dflash_unheard;
     uint64_t target_bytes;
     uint64_t mtp_bytes;
     uint64_t dflash_bytes;
@@ -76,6 +76,7 @@ size_t Engine::save(int32_t seq, void * buf, size_t size) {
     header.has_mtp      = mtp ? 1 : 0;
     header.dflash_width = dflash ? (uint32_t) dflash->width() : 0;
     header.dflash_fed   = (uint32_t) s.dflash_fed; // all: there are no rows left to save
+    header.dflash_unheard = (uint32_t) s.dflash_unheard;
     header.target_bytes = llama_state_seq_get_size(target.get(), seq);
     header.mtp_bytes    = mtp ? llama_state_seq_get_size(mtp->context(), seq) : 0;
     header.dflash_bytes = dflash ? llama_state_seq_get_size(dflash->context(), seq) : 0;
@@ -193,6 +194,7 @@ void Engine::restore(int32_t seq, const void * buf, size_t size) {
     }
     s.mtp_fed    = (int32_t) header.mtp_fed;
     s.dflash_fed = (int32_t) header.dflash_fed;
+    s.dflash_unheard = (int32_t) header.dflash_unheard;
 }
 
 void Engine::copy(int32_t src, int32_t dst) {
