@@ -167,6 +167,24 @@ def test_json_of_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [["demo", "--json"], ["--json", "demo"], ["--json", "-", "demo"], ["demo", "--json", "-"]],
+    ids=" ".join,
+)
+def test_json_without_a_file_goes_to_standard_output(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, ["bench", *arguments, "-n", "2", "--repeat", "1"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["settings"]["max_tokens"] == 2
+    assert "speed-up" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--json", "-"], ["--json=demo"], []])
+def test_the_model_is_asked_for(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, ["bench", *arguments])
+    assert done.exit_code != 0 and "Missing argument 'MODEL'" in done.output
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--scenario", "speed"], "no scenario is called 'speed', there are: decode, "),

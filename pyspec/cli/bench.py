@@ -33,7 +33,20 @@ _FILE = click.Path(path_type=Path)
 EVERY = "every"
 
 
-@click.command()
+class BenchCommand(click.Command):
+    """Takes a bare ``--json`` in front of MODEL for what it is, as the other commands do."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Where FILE of ``--json`` would leave no MODEL, that word is MODEL."""
+        found, *_ = self.make_parser(ctx).parse_args(list(args))
+        lacking = not isinstance(found.get("model"), str)
+        if lacking and "--json" in args and found.get("json_file") != "-":
+            after = args.index("--json") + 1
+            args = [*args[:after], "-", *args[after:]]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=BenchCommand)
 @options.model_argument
 @click.option(
     "--draft",
@@ -79,7 +92,7 @@ EVERY = "every"
 @options.draft_limit_options
 @options.sampling_options(temperature=0.0)
 @options.engine_options
-@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the figures as JSON; - for standard output.")  # fmt: skip
+@click.option("--json", "json_file", is_flag=False, flag_value="-", type=_FILE, metavar="[FILE]", help="Write the figures as one JSON object, without FILE to standard output.")  # fmt: skip
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write them as CSV; - for standard output.")  # fmt: skip
 @click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write one page with plots; needs pyspec[plot].")  # fmt: skip
 def bench(
