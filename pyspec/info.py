@@ -21,7 +21,7 @@ class ModelReport:
     Attributes:
         path: The file.
         arch: ``general.architecture``.
-        description: llama.cpp's one-line description.
+        description: Architecture, number of weights and type in a line, as ``qwen35 7.1M Q8_0``.
         parameters: Number of weights.
         context: ``used`` and ``trained``, in tokens.
         layers: Number of layers by kind: ``recurrent``, ``attention``, ``mtp``.
@@ -62,7 +62,7 @@ def report(engine: Engine) -> ModelReport:
     return ModelReport(
         path=str(engine.file.path),
         arch=native.arch,
-        description=native.desc,
+        description=f"{native.arch} {_short(native.n_params)} {engine.file.file_type}",
         parameters=native.n_params,
         context={"used": engine.n_ctx, "trained": native.n_ctx_train},
         layers={
@@ -77,6 +77,14 @@ def report(engine: Engine) -> ModelReport:
         verify_ms=_verify_ms(engine),
         warnings=_warnings(engine),
     )
+
+
+def _short(count: int) -> str:
+    """A number of weights with one decimal: ``7.1M``."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
 
 
 def _exactness(engine: Engine) -> dict[str, list[str]]:

@@ -6,10 +6,12 @@ its own MTP block, does a drafter fit it. Long arrays (the vocabulary) are read 
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -110,6 +112,20 @@ class ModelFile:
     def matrix_types(self) -> frozenset[str]:
         """The ggml types of the tensors of two and more dimensions."""
         return frozenset(one.type for one in self.tensors.values() if len(one.shape) > 1)
+
+    @property
+    def file_type(self) -> str:
+        """What ``general.file_type`` names, as ``Q4_K_M``; without it the type of most weights."""
+        from gguf import LlamaFileType
+
+        try:
+            name = LlamaFileType(self.metadata["general.file_type"]).name
+            return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        except (KeyError, ValueError):
+            weights: Counter[str] = Counter()
+            for one in self.tensors.values():
+                weights[one.type] += math.prod(one.shape)
+            return weights.most_common(1)[0][0] if weights else "unknown"
 
     def strings(self, key: str) -> list[bytes]:
         """A long array of strings, such as ``tokenizer.ggml.tokens``; empty when there is none."""

@@ -111,6 +111,7 @@ def test_info() -> None:
     found = json.loads(run("info", "demo", "--json", "--threads", "1").stdout)
     assert {"path", "arch", "layers", "drafts", "memory"} <= set(found)
     assert found["arch"] == "qwen35"
+    assert found["description"] == "qwen35 7.1M Q8_0"
     assert found["layers"]["recurrent"] == 3 * found["layers"]["attention"] > 0
     assert found["layers"]["mtp"] == 1
     assert {"none", "mtp"} <= set(found["drafts"])

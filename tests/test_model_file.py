@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,16 @@ def test_reads_scalars_and_skips_arrays(small_file: Path) -> None:
     assert file.get("rope.freq_base") == 1e4
     assert file.metadata["tokenizer.ggml.add_bos_token"] is True
     assert "tokenizer.ggml.tokens" not in file.metadata
+
+
+def test_type_of_a_file(small_file: Path, model: Path) -> None:
+    file = ModelFile.read(model)
+    assert file.file_type == "Q8_0"
+    assert replace(file, metadata={"general.file_type": 15}).file_type == "Q4_K_M"
+    for metadata in ({}, {"general.file_type": 9999}, {"general.file_type": "?"}):
+        assert replace(file, metadata=metadata).file_type == "Q8_0"  # of most weights, not tensors
+    assert ModelFile.read(small_file).file_type == "F32"
+    assert replace(file, metadata={}, tensors={}).file_type == "unknown"
 
 
 def test_file_cut_anywhere_in_its_header_is_refused(small_file: Path) -> None:

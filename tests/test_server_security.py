@@ -345,6 +345,7 @@ def test_help_is_grouped_and_teaches() -> None:
         assert f"\n{heading}\n" in text
     assert "Other options" not in text
     assert "PYSPEC_" in text
+    assert "[default: 16M]" in text and "default: (" not in text
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,8 @@ file."""
     "--max-body",
     type=SIZE,
     default=SECURITY.max_body,
-    show_default="16M",
     metavar="SIZE",
-    help="Longest request body.",
+    help=f"Longest request body.  [default: {SECURITY.max_body >> 20}M]",
 )
 @click.option(
     "--max-json-depth",
