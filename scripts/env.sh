@@ -18,3 +18,19 @@ lock() {
         flock 9
     fi
 }
+
+# How many files ninja has made in the build folder: its log has a line for each, and a first one.
+made() {
+    local log=build/default/.ninja_log
+    if [ -f $log ]; then echo $(($(wc -l <$log) - 1)); else echo 0; fi
+}
+
+# Says now and then how many were made since there were BEFORE, and nothing while there are no more.
+compiled() { # BEFORE [SECONDS]
+    local told=$1 now
+    while sleep "${2:-10}" >/dev/null 2>&1 9>&-; do
+        now=$(made)
+        [ "$now" -le "$told" ] || echo "    $((now - $1)) files compiled"
+        told=$now
+    done
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyspec import _libs
 from pyspec.errors import LibraryError
 
 LIBRARIES = ("libllama", "libggml", "libggml-base", "libggml-cpu", "libpyspec")
+ROOT = Path(__file__).resolve().parent.parent
 PRELUDE = "import sys, pathlib\n"
 
 
@@ -119,3 +121,21 @@ def test_another_ggml_is_named(monkeypatch: pytest.MonkeyPatch, foreign: Path) -
         LibraryError, match=r"libggml-cpu was loaded from .*/lib, not from .*; another copy of ggml"
     ):
         _libs.use_patched_libraries()
+
+
+def test_set_up_counts_the_files_that_it_compiles(tmp_path: Path) -> None:
+    log = tmp_path / "build" / "default" / ".ninja_log"
+    log.parent.mkdir(parents=True)
+    log.write_text("# ninja log v5\n" + "made earlier\n" * 3)
+    script = (
+        'source "$0" && cd "$1" && before=$(made) && (compiled "$before" 0.1 & echo $!) && sleep 0.5'
+        ' && printf "made\\nnow\\n" >>build/default/.ninja_log'
+    )
+    command = ["bash", "-c", script, str(ROOT / "scripts" / "env.sh"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        try:
+            assert process.stdout.readline() == "    2 files compiled\n"
+        finally:
+            os.kill(pid, signal.SIGTERM)
