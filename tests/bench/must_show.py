@@ -18,12 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from rich.console import Console
 
@@ -35,13 +37,14 @@ from pyspec.drafts.dflash import DflashDrafter  # noqa: E402
 from pyspec.bench import BenchPrompt, PeerConfig, Sizes, built_in, render, run  # noqa: E402
 from pyspec.bench.contestants import label  # noqa: E402
 from pyspec.bench.figures import BenchResult, DraftResult  # noqa: E402
-from pyspec.bench.machine import machine  # noqa: E402
+from pyspec.bench.machine import machine, peak_rss  # noqa: E402
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig  # noqa: E402
 from pyspec.generate import Engine  # noqa: E402
 from pyspec.model_file import ModelFile, resolve_model  # noqa: E402
 from pyspec.native import NativeEngine  # noqa: E402
 from tests import prompts as texts  # noqa: E402
 from tests.bench.policy import MACHINES, speedup  # noqa: E402
+from tests.servers import running  # noqa: E402
 
 GREEDY = SamplingConfig(temperature=0, seed=0)
 SAMPLED = SamplingConfig(temperature=0.8, seed=0)
@@ -303,6 +306,28 @@ def memory_synthetic(options: Options) -> tuple[BenchResult, dict[str, Any]]:
     return result, {one.draft: one.peak_rss for one in result.memory}
 
 
+def memory_serve(options: Options) -> tuple[None, dict[str, Any]]:
+    """The same of a server, with one slot and with four, after requests that filled them twice."""
+    found: dict[str, Any] = {"machine": machine()}
+    for slots in (1, 4):
+        for draft in ("none", "mtp", "auto"):
+            found[f"{draft}, slots={slots}"] = _peak_of_server(draft, slots)
+    return None, found
+
+
+def _peak_of_server(draft: str, slots: int) -> int | None:
+    options = ("--draft", draft, "--slots", str(slots))
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), *options) as server:
+
+        def ask(prompt: str) -> None:
+            body = {"model": "demo", "prompt": prompt, "max_tokens": 32, "temperature": 0}
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+
+        with ThreadPoolExecutor(slots) as clients:
+            list(clients.map(ask, texts.held_out(2 * slots)))
+        return peak_rss(server.process.pid)
+
+
 F16 = ("f16", "f16")
 CACHES = [F16, ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0")]
 """Types of keys and values."""
@@ -415,6 +440,7 @@ PARTS = [
     Part("peers-4", "the same, four requests at once", peers_four),
     Part("memory", "peak memory on the demo model", memory),
     Part("memory-synthetic", "peak memory on the 0.8B shape", memory_synthetic),
+    Part("memory-serve", "peak memory of a server on the demo model", memory_serve),
     Part("cache-types", "acceptance and speed by the types of the attention caches", cache_types),
     Part("rollback", "rollback memory of the 35B-A3B shape", rollback),
 ]
