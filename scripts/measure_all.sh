@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures every figure of docs/performance.md into docs/data, part by part.
+# Measures every part of tests/bench/must_show.py into docs/data.
 #
 #   scripts/measure_all.sh LLAMA_SERVER SYNTHETIC.gguf [PART ...]
 #

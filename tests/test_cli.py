@@ -128,6 +128,8 @@ def test_help_names_every_command() -> None:
     for command in ("generate", "bench", "serve", "info"):
         assert command in text
         assert run(command, "--help").exit_code == 0
+    assert "[default: 0]" in run("bench", "--help").stdout  # all runs decode one text
+    assert "[default: a new one]" in " ".join(run("generate", "--help").stdout.split())
 
 
 # ---- what is wrong gets one line ----

@@ -90,7 +90,7 @@ class BenchCommand(click.Command):
 @click.option("--peer-threads", default="", metavar="N,...", help="Threads of the peers; each is tried.  [default: as many as pyspec uses]")  # fmt: skip
 @click.option("--peer-synthetic", type=click.FloatRange(0, 1), default=None, metavar="A", help="The server takes a draft for right with this probability, as oracle:A does.")  # fmt: skip
 @options.draft_limit_options
-@options.sampling_options(temperature=0.0)
+@options.sampling_options(temperature=0.0, seed="0")
 @options.engine_options
 @click.option("--json", "json_file", is_flag=False, flag_value="-", type=_FILE, metavar="[FILE]", help="Write the figures as one JSON object, without FILE to standard output.")  # fmt: skip
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write them as CSV; - for standard output.")  # fmt: skip
@@ -122,7 +122,8 @@ def bench(
 
     Every prompt is decoded plainly and with every drafter and peer in turn, several rounds; medians
     and extremes are told. Ctrl-C shows what was measured so far. Run it while nothing else is
-    running.
+    running, and trust runs of 256 tokens and more (-n 256): in shorter ones the first trials of
+    auto's drafters count for much.
     """
     if html_file is not None:
         from pyspec.bench.page import require_plots

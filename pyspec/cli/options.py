@@ -138,8 +138,8 @@ engine_options = _all(
 )
 
 
-def sampling_options(temperature: float) -> Callable[[Command], Command]:
-    """``--temp`` with the given default, and its companions."""
+def sampling_options(temperature: float, seed: str = "a new one") -> Callable[[Command], Command]:
+    """``--temp`` with the given default, and its companions; `seed` says what theirs is."""
     return _all(
         click.option(
             "--temp",
@@ -187,7 +187,7 @@ def sampling_options(temperature: float) -> Callable[[Command], Command]:
             type=int,
             default=None,
             metavar="S",
-            help="Random seed: the same seed gives the same text.  [default: a new one]",
+            help=f"Random seed: the same seed gives the same text.  [default: {seed}]",
         ),
     )
 

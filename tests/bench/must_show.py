@@ -107,7 +107,7 @@ def sources(options: Options, sampling: SamplingConfig) -> tuple[BenchResult, di
 
 
 def never_loses(options: Options, model: str = "demo") -> tuple[BenchResult, dict[str, Any]]:
-    """auto on prompts that nothing can be drafted for, and on every built-in set."""
+    """auto at temperature 1 with the whole distribution, on random tokens and every built-in set."""
     prompts = [*random_tokens(model, 12), *built_in(["all"])]
     sampling = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
     sizes = Sizes(256, options.rounds or 1)
