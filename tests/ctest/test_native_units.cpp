@@ -149,6 +149,40 @@ TEST(top_k_extremes) {
     CHECK(argmax(all_nan, 2) == 0);
 }
 
+TEST(argmax_is_the_first_of_the_greatest) {
+    const float  nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+    std::mt19937 random(2);
+    for (int32_t n : { 1, 2, 63, 64, 65, 1023, 1024, 1025, 2047, 2049, 3000, 5000 }) {
+        for (int round = 0; round < 40; ++round) {
+            const int32_t      levels = 1 + (int32_t) (random() % 50); // few: ties, also across blocks
+            std::vector<float> logits(n);
+            for (float & logit : logits) {
+                const uint32_t kind = random() % 20;
+                logit = round % 4 == 1 && kind < 10 ? nan : round % 4 == 2 && kind < 15 ? -inf
+                        : (float) (random() % levels) - 25.0f;
+            }
+            if (round % 4 == 1) {
+                logits[0] = nan; // in front, too, where a running maximum would keep it
+            }
+            int32_t expected = -1;
+            for (int32_t i = 0; i < n; ++i) {
+                if (!std::isnan(logits[i]) && (expected < 0 || logits[i] > logits[expected])) {
+                    expected = i;
+                }
+            }
+            CHECK(argmax(logits.data(), n) == std::max(expected, 0));
+        }
+    }
+    std::vector<float> row(3000, nan);
+    CHECK(argmax(row.data(), 3000) == 0);
+    row[2500] = -inf; // no number either: whoever asks looks at the logit, and neither is one to take
+    CHECK(!std::isfinite(row[argmax(row.data(), 3000)]));
+    row[2999] = -1e30f;
+    CHECK(argmax(row.data(), 3000) == 2999);
+    row[7] = inf;
+    CHECK(argmax(row.data(), 3000) == 7);
+}
+
 // ---- errors ----
 
 TEST(ngram_drafts_continuations_whatever_the_text) {

@@ -55,6 +55,28 @@ double sum_of_exp(const float * logits, int32_t n, float max) {
     return sum;
 }
 
+// The largest of n logits, NaN aside; -INFINITY if there is none. A single running maximum does not vectorise: every
+// comparison would wait for the one before.
+float maximum(const float * logits, int32_t n) {
+    float most[n_block];
+    std::fill(most, most + n_block, -INFINITY);
+    int32_t i = 0;
+    for (; i + n_block <= n; i += n_block) {
+        for (int32_t j = 0; j < n_block; ++j) {
+            most[j] = logits[i + j] > most[j] ? logits[i + j] : most[j];
+        }
+    }
+    for (; i < n; ++i) {
+        most[0] = logits[i] > most[0] ? logits[i] : most[0];
+    }
+    for (int32_t width = n_block / 2; width > 0; width /= 2) {
+        for (int32_t j = 0; j < width; ++j) {
+            most[j] = most[j + width] > most[j] ? most[j + width] : most[j];
+        }
+    }
+    return most[0];
+}
+
 bool any_above(const float * logits, int32_t n, float least) {
     int32_t count = 0;
     for (int32_t j = 0; j < n; ++j) {
@@ -66,17 +88,20 @@ bool any_above(const float * logits, int32_t n, float least) {
 } // namespace
 
 int32_t argmax(const float * logits, int32_t n) {
-    // Two passes vectorise; a single one that carries the index does not.
-    float best = logits[0];
-    for (int32_t i = 1; i < n; ++i) {
-        best = logits[i] > best ? logits[i] : best;
-    }
-    for (int32_t i = 0; i < n; ++i) {
-        if (logits[i] == best) {
-            return i;
+    constexpr int32_t n_stretch = 16 * n_block; // the best stretch is searched again, so it should stay in the L1 cache
+
+    float   best  = -INFINITY;
+    int32_t first = 0;
+    for (int32_t i = 0; i < n; i += n_stretch) {
+        const float most = maximum(logits + i, std::min(n_stretch, n - i));
+        if (most > best) {
+            best  = most;
+            first = i;
         }
     }
-    return 0; // only NaN
+    const float * end   = logits + std::min(first + n_stretch, n);
+    const float * found = std::find(logits + first, end, best);
+    return found == end ? 0 : (int32_t) (found - logits);
 }
 
 void TopK::operator()(const float * logits, int32_t n, int32_t k, int32_t * tokens, float * log_probs) {

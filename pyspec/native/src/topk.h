@@ -6,7 +6,7 @@
 
 namespace pyspec {
 
-// Index of the largest element; of equal ones, the first.
+// Index of the largest element; of equal ones, the first. NaN is never the largest: in a row without a number, 0.
 int32_t argmax(const float * logits, int32_t n);
 
 // The k largest logits in descending order (equal ones by index) with their log-softmax over all n.
