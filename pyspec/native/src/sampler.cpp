@@ -2,7 +2,6 @@
 
 #include "error.h"
 #include "log.h"
-#include "topk.h"
 
 #include "llama-grammar.h" // private: its parser throws, the public entry prints to stderr
 
@@ -15,6 +14,8 @@
 namespace pyspec {
 
 namespace {
+
+constexpr int32_t most_selected = 512; // for more, llama.cpp, which sorts by buckets, is faster than a heap
 
 void check_params(const pyspec_sampler_params & p, const Model & model) {
     const struct {
@@ -201,6 +202,9 @@ int32_t Sampler::pick(const float * logits) {
         }
         return token;
     }
+    if (top_k > 0 && !adjust && !grammar && take_best(logits)) {
+        return pick_sampled();
+    }
     candidates.resize(n);
     for (int32_t i = 0; i < n; ++i) {
         candidates[i] = { i, logits[i], 0.0f };
@@ -212,11 +216,31 @@ int32_t Sampler::pick(const float * logits) {
     return select ? pick_sampled() : pick_greedy();
 }
 
+// The top_k best alone become candidates, in a fraction of the time that a copy of the whole row takes. False where
+// equal logits (or NaN) leave open which these are: what llama.cpp makes of them depends on the whole row.
+bool Sampler::take_best(const float * logits) {
+    if (top_k > most_selected) {
+        return false;
+    }
+    const int32_t * ids = selection.select(logits, model->n_vocab, top_k + 1);
+    for (int32_t i = 0; i < top_k; ++i) {
+        if (!(logits[ids[i]] > logits[ids[i + 1]])) {
+            return false;
+        }
+    }
+    candidates.resize(top_k);
+    for (int32_t i = 0; i < top_k; ++i) {
+        candidates[i] = { ids[i], logits[ids[i]], 0.0f };
+    }
+    current = { candidates.data(), candidates.size(), -1, /*sorted*/ true };
+    return true;
+}
+
 int32_t Sampler::pick_greedy() {
     const auto best = [this] {
         const llama_token_data * most = current.data;
         for (size_t i = 1; i < current.size; ++i) {
-            most = current.data[i].logit > most->logit ? &current.data[i] : most;
+            most = current.data[i].logit > most->logit || std::isnan(most->logit) ? &current.data[i] : most;
         }
         return *most;
     };

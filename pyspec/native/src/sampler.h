@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model.h"
+#include "topk.h"
 
 #include "llama.h"
 
@@ -28,6 +29,7 @@ public:
 
 private:
     int32_t pick(const float * logits);
+    bool    take_best(const float * logits);
     int32_t pick_greedy();
     int32_t pick_sampled();
     bool    grammar_allows(llama_token_data candidate) const;
@@ -45,6 +47,7 @@ private:
 
     std::vector<llama_token_data> candidates; // kept between draws
     llama_token_data_array        current{};
+    TopK                          selection;
 };
 
 } // namespace pyspec

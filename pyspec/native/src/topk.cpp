@@ -104,9 +104,10 @@ int32_t argmax(const float * logits, int32_t n) {
     return found == end ? 0 : (int32_t) (found - logits);
 }
 
-void TopK::operator()(const float * logits, int32_t n, int32_t k, int32_t * tokens, float * log_probs) {
-    const auto better = [logits](int32_t a, int32_t b) {
-        return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+const int32_t * TopK::select(const float * logits, int32_t n, int32_t k) {
+    const auto value  = [logits](int32_t i) { return std::isnan(logits[i]) ? -INFINITY : logits[i]; };
+    const auto better = [value](int32_t a, int32_t b) {
+        return value(a) > value(b) || (value(a) == value(b) && a < b);
     };
     // A heap of the k best so far, the worst of them on top: one comparison for nearly every block.
     heap.resize(k);
@@ -114,7 +115,7 @@ void TopK::operator()(const float * logits, int32_t n, int32_t k, int32_t * toke
         heap[i] = i;
     }
     std::make_heap(heap.begin(), heap.end(), better);
-    float worst = logits[heap.front()];
+    float worst = value(heap.front());
     for (int32_t i = k; i < n; i += n_block) {
         const int32_t end = std::min(i + n_block, n);
         if (!any_above(logits + i, end - i, worst)) {
@@ -125,17 +126,21 @@ void TopK::operator()(const float * logits, int32_t n, int32_t k, int32_t * toke
                 std::pop_heap(heap.begin(), heap.end(), better);
                 heap.back() = j;
                 std::push_heap(heap.begin(), heap.end(), better);
-                worst = logits[heap.front()];
+                worst = value(heap.front());
             }
         }
     }
     std::sort_heap(heap.begin(), heap.end(), better);
+    return heap.data();
+}
 
-    const float max = logits[heap[0]];
-    const float log_sum = (float) std::log(sum_of_exp(logits, n, max));
+void TopK::operator()(const float * logits, int32_t n, int32_t k, int32_t * tokens, float * log_probs) {
+    const int32_t * best    = select(logits, n, k);
+    const float     max     = logits[best[0]];
+    const float     log_sum = (float) std::log(sum_of_exp(logits, n, max));
     for (int32_t i = 0; i < k; ++i) {
-        tokens[i]    = heap[i];
-        log_probs[i] = logits[heap[i]] - max - log_sum;
+        tokens[i]    = best[i];
+        log_probs[i] = logits[best[i]] - max - log_sum;
     }
 }
 
