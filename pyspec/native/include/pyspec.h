@@ -197,7 +197,8 @@ pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_
 // path: node indices from the root (path[0] == 0), each the parent of the next. The sequence grows by n tokens.
 pyspec_status pyspec_commit(pyspec_engine * e, int32_t seq, const int32_t * path, int32_t n);
 // Logits [n_vocab] / post-norm hidden state [n_embd, only with mtp] of a node of the last verified tree; NULL on
-// error. Logits are valid until the next verify/prefill of any sequence, hidden states until the tree is gone.
+// error. Logits can be asked for until the next verify/prefill of any sequence, and the pointer is good until that,
+// or a save, restore, copy or reset; hidden states until the tree is gone.
 const float * pyspec_logits(pyspec_engine * e, int32_t seq, int32_t node);
 const float * pyspec_hidden(pyspec_engine * e, int32_t seq, int32_t node);
 
