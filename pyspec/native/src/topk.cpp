@@ -8,17 +8,18 @@ namespace pyspec {
 
 namespace {
 
-constexpr int32_t n_block = 64; // logits that are looked at together
+constexpr int32_t n_block   = 64;           // logits that are looked at together
+constexpr int32_t n_stretch = 16 * n_block; // logits that fit the L1 cache
 
-// Sum of exp(x) over up to n_block values x from -87 to 0, in operations that vectorise: exp(x) = 2^n exp(f), f at most
-// half of log(2) off 0, where the Taylor polynomial of degree 6 is within 2e-7.
-float sum_of_exp(const float * x, int32_t count) {
-    float   values[n_block] = { 0.0f };
-    float   scales[n_block] = { 0.0f };
-    int32_t bits[n_block]   = { 0 };
-    for (int32_t j = 0; j < count; ++j) {
-        const int32_t n = (int32_t) (x[j] * 1.44269504f - 0.5f);
-        const float   f = (x[j] - (float) n * 0.693359375f) + (float) n * 2.12194440e-4f; // log(2) in two parts
+// Adds exp(x[j]) to sums[j], for n_block values x from -87 to 0, in operations that vectorise: exp(x) = 2^n exp(f), f at
+// most half of log(2) off 0, where the Taylor polynomial of degree 6 is within 2e-7.
+void add_exp(const float * x, float * sums) {
+    for (int32_t j = 0; j < n_block; ++j) {
+        const int32_t n    = (int32_t) (x[j] * 1.44269504f - 0.5f);
+        const float   f    = (x[j] - (float) n * 0.693359375f) + (float) n * 2.12194440e-4f; // log(2) in two parts
+        const int32_t bits = (n + 127) << 23;
+        float         scale;
+        std::memcpy(&scale, &bits, sizeof(scale));
 
         float p = 1.0f / 720;
         p = 1.0f / 120 + f * p;
@@ -26,33 +27,31 @@ float sum_of_exp(const float * x, int32_t count) {
         p = 1.0f / 6 + f * p;
         p = 0.5f + f * p;
         p = 1.0f + f * p;
-        values[j] = 1.0f + f * p;
-        bits[j]   = (n + 127) << 23;
+        sums[j] += (1.0f + f * p) * scale;
     }
-    std::memcpy(scales, bits, sizeof(scales));
-    for (int32_t j = 0; j < n_block; ++j) {
-        values[j] *= scales[j];
-    }
-    for (int32_t width = n_block / 2; width > 0; width /= 2) {
-        for (int32_t j = 0; j < width; ++j) {
-            values[j] += values[j + width];
-        }
-    }
-    return values[0];
 }
 
 double sum_of_exp(const float * logits, int32_t n, float max) {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i += n_block) {
-        const int32_t count = std::min(n_block, n - i);
-        float         x[n_block];
-        for (int32_t j = 0; j < count; ++j) {
-            const float d = logits[i + j] - max;
-            x[j]          = d > -87.0f ? d : -87.0f; // 1.6e-38
+    double total = 0.0;
+    for (int32_t first = 0; first < n; first += n_stretch) {
+        const int32_t end          = std::min(first + n_stretch, n);
+        float         sums[n_block] = { 0.0f };
+        for (int32_t i = first; i < end; i += n_block) {
+            float x[n_block];
+            if (end - i < n_block) {
+                std::fill(x, x + n_block, -87.0f); // 1.6e-38
+            }
+            for (int32_t j = 0; j < std::min(n_block, end - i); ++j) {
+                const float d = logits[i + j] - max;
+                x[j]          = d > -87.0f ? d : -87.0f;
+            }
+            add_exp(x, sums);
         }
-        sum += sum_of_exp(x, count);
+        for (float sum : sums) {
+            total += sum;
+        }
     }
-    return sum;
+    return total;
 }
 
 // The largest of n logits, NaN aside; -INFINITY if there is none. A single running maximum does not vectorise: every
@@ -88,8 +87,6 @@ bool any_above(const float * logits, int32_t n, float least) {
 } // namespace
 
 int32_t argmax(const float * logits, int32_t n) {
-    constexpr int32_t n_stretch = 16 * n_block; // the best stretch is searched again, so it should stay in the L1 cache
-
     float   best  = -INFINITY;
     int32_t first = 0;
     for (int32_t i = 0; i < n; i += n_stretch) {
