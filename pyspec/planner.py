@@ -171,8 +171,8 @@ class Planner:
             tokens: Expected tokens of these trees.
         """
         self._free_worth = worth
-        slots = {name: _slots(name, contexts) for name in self._known}
-        allowed = [name for name in slots if slots[name]]
+        slots = self._allowed(contexts)
+        allowed = list(slots)
         if not allowed:
             return ""
         if self._trying not in allowed:
@@ -182,9 +182,7 @@ class Planner:
         if self._trying and self._is_place_for(self._trying, tokens):
             self._asked = self._trying
         else:
-            worths = {name: self._worth(name, slots[name]) for name in allowed}
-            best = max(allowed, key=lambda name: worths[name])
-            self._asked = best if worths[best] > worth + _MARGIN * self._n else ""
+            self._asked = self._best(slots, worth + _MARGIN * self._n)
         if self._asked:
             self._known[self._asked].last = self._step
         self._slots = slots.get(self._asked, frozenset())
@@ -192,6 +190,27 @@ class Planner:
             due = min(self._known[name].due for name in allowed)
             self._hold = min(self._step + _HOLD, due)
         return self._asked
+
+    def _allowed(self, contexts: Sequence[DraftContext]) -> dict[str, frozenset[int]]:
+        """By name: the slots of the sequences that a drafter may draft for, where there are any."""
+        open_ = [one for one in contexts if one.max_depth > 0 < one.max_nodes - 1]
+        if not open_:
+            return {}
+        if all([one.only is None for one in open_]):
+            return dict.fromkeys(self._known, frozenset([one.slot for one in open_]))
+        found = {}
+        for name in self._known:
+            if slots := [one.slot for one in open_ if one.only is None or name in one.only]:
+                found[name] = frozenset(slots)
+        return found
+
+    def _best(self, slots: dict[str, frozenset[int]], least: float) -> str:
+        """The drafter of the highest worth above `least`, if there is one."""
+        best = ""
+        for name, own in slots.items():
+            if (worth := self._worth(name, own)) > least:
+                best, least = name, worth
+        return best
 
     def listens(self, name: str) -> bool:
         """Whether a drafter is likely to be asked soon, or was lately."""
@@ -312,15 +331,6 @@ class Planner:
         """Drops what a slot's request has taught."""
         for known in self._known.values():
             known.own.pop(slot, None)
-
-
-def _slots(name: str, contexts: Sequence[DraftContext]) -> frozenset[int]:
-    """Of the sequences that a drafter may draft for."""
-    return frozenset(
-        context.slot
-        for context in contexts
-        if (context.only is None or name in context.only) and context.depth > 0
-    )
 
 
 def _expected(own: Record | None, usual: float) -> float:

@@ -43,6 +43,22 @@ def test_the_file_leaves_memory_when_its_weights_were_copied(model: Path) -> Non
     assert mapped["tokens"] == read["tokens"]
 
 
+HUGE = """
+import sys
+import pyspec
+with pyspec.Engine(sys.argv[1], "none", n_ctx=256, n_threads=1):
+    maps = open("/proc/self/smaps").read()
+print(sum(line.startswith("VmFlags:") and " hg" in line for line in maps.splitlines()))
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="no huge pages here"
+)
+def test_buffers_ask_for_huge_pages(model: Path) -> None:
+    assert int(child(HUGE, str(model))) >= 2  # weights, and what passes compute
+
+
 def test_generate_imports_what_it_needs() -> None:
     loaded = set(json.loads(child("import json, sys, pyspec.cli.generate; print(json.dumps(list(sys.modules)))")))  # fmt: skip
     assert "numpy" in loaded

@@ -166,6 +166,11 @@ void Dflash::append(Sequence & s, int32_t node) const {
     s.features.insert(s.features.end(), row, row + n_features);
 }
 
+void Dflash::listen(bool on) {
+    hears = on;
+    llama_pause_embeddings_layer_inp(target, !on);
+}
+
 void Dflash::pass_by(Sequence & s) const {
     s.features.clear();
     s.dflash_unheard += s.length() - s.dflash_fed;

@@ -28,7 +28,7 @@ public:
     Dflash & operator=(const Dflash &) = delete;
 
     // Whether it hears the target: features are kept only then.
-    void listen(bool on) { hears = on; }
+    void listen(bool on);
     bool listens() const { return hears; }
     // The committed tokens that it has not been fed pass it by.
     void pass_by(Sequence & s) const;
