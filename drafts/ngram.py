@@ -32,14 +32,16 @@ class NgramDrafter(Drafter):
         self._indices: dict[int, SuffixIndex] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose(context) for context in contexts]
+        return [
+            self._index(one.slot).draft(one.tokens, self.depth_of(one), one.max_nodes)
+            for one in contexts
+        ]
 
-    def _propose(self, context: DraftContext) -> DraftTree:
-        index = self._indices.get(context.slot)
+    def _index(self, slot: int) -> SuffixIndex:
+        index = self._indices.get(slot)
         if index is None:
-            index = self._indices[context.slot] = SuffixIndex()
-        depth = min(self.limits.depth, context.depth)
-        return index.draft(context.tokens, max(depth, 0), max(context.max_nodes, 1))
+            index = self._indices[slot] = SuffixIndex()
+        return index
 
     def forget(self, slot: int) -> None:
         index = self._indices.pop(slot, None)

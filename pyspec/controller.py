@@ -186,8 +186,8 @@ class Controller(Drafter):
 
     def _ask_one(self, source: Drafter, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         """What a drafter proposes; the root alone where it may not draft."""
-        least = self._least_probable(source, len(contexts))
-        if least:
+        if source.pass_ms:
+            least = self._least_probable(source, len(contexts))
             contexts = [context._replace(min_prob=least) for context in contexts]
         asked = [one for one in contexts if one.only is None or source.name in one.only]
         proposed = source.propose(asked) if asked else []
@@ -207,8 +207,6 @@ class Controller(Drafter):
         A pass is worth at most the probability of the path that it extends, and costs its time and
         that of a column.
         """
-        if not source.pass_ms:
-            return 0.0
         column = (self.curve.ms(4 * n) - self.curve.ms(n)) / 3
         return min(self.planner.rate * (source.pass_ms + column) / n, 0.9)
 
