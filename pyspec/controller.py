@@ -94,8 +94,10 @@ class Controller(Drafter):
         self._proposals.clear()
         self.asked = ""
         planner = self.planner
-        if not planner.begin(contexts):
+        if planner.rests() or not any([one.max_depth > 0 < one.max_nodes - 1 for one in contexts]):
+            planner.idle = True
             return [DraftTree.root(context.root) for context in contexts]
+        planner.begin(contexts)
         trees = self._ask(self._free, contexts)
         silent = _are_roots(trees)
         if silent and planner.holds:

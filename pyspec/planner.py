@@ -105,6 +105,7 @@ class Planner:
         self._tried = 0  # steps of the trial so far
         self._length = _TRIAL  # of it
         self._lost = 0.0  # tokens that it has lost
+        self._spent = 0.0  # the same, with what it had to catch up with
         self._hold = 0  # step until which nobody is asked while the free drafters are silent
         self._idle_steps = 0  # how many there were
         self.idle = False  # nothing was drafted in this step, whatever there is
@@ -136,26 +137,27 @@ class Planner:
 
     # ---- choose ----
 
-    def begin(self, contexts: Sequence[DraftContext]) -> bool:
-        """Begins a step; False where nobody is asked, not even for free.
+    def rests(self) -> bool:
+        """Begins a step; True where nobody is asked, not even for free.
 
         That is so while the balance is negative, and in most steps while asking the free drafters
         loses tokens: where the model is so small that it takes a part of the step that can be felt.
         """
         self._step += 1
+        self.idle = self._balance < 0.0 or (
+            self._use < 0.0
+            and self._every > 1
+            and self._step % self._every != 0
+            and not self._trying
+        )
+        return self.idle
+
+    def begin(self, contexts: Sequence[DraftContext]) -> None:
+        """Begins to plan a step in which it does not rest."""
         self._n = len(contexts)
         self._asked = ""
-        in_vain = self._use < 0.0 and self._every > 1 and self._step % self._every
-        self.idle = (
-            self._balance < 0.0
-            or (bool(in_vain) and not self._trying)
-            or not any([context.max_depth > 0 < context.max_nodes - 1 for context in contexts])
-        )
-        if self.idle:
-            return False
         recent = self._recent_of(self._n)
         self.rate = max(recent.tokens, 1e-3) / recent.ms
-        return True
 
     def _free_ms(self) -> float:
         """What asking the free drafters takes, with what it does to the processor's caches."""
@@ -245,7 +247,7 @@ class Planner:
             known = self._known[name]
             due = not known.all or self._step >= known.due
             if due and self._is_place_for(name, tokens):
-                self._trying, self._tried, self._lost = name, 0, 0.0
+                self._trying, self._tried, self._lost, self._spent = name, 0, 0.0, 0.0
                 self._length = _RETRIAL if known.all else _TRIAL
                 return
 
@@ -255,8 +257,9 @@ class Planner:
         At first they cost more: one that lost little may have had bad luck.
         """
         known, lost = self._known[self._trying], self._lost / self._n
-        growth = _GROWTH * (1.0 + max(lost / self._tried, 0.0))
-        known.interval = min(max(lost / _SHARE, _TRY_SOON), growth * known.interval, _TRY_LATE)
+        growth = _GROWTH * (1.0 + max(lost / self._tried, 0.0)) ** 2
+        share = self._spent / self._n / _SHARE
+        known.interval = min(max(share, _TRY_SOON), growth * known.interval, _TRY_LATE)
         known.due = self._step + int(known.interval)
         self._trying = ""
 
@@ -276,6 +279,7 @@ class Planner:
             if self._idle_steps % _RECORDED:
                 self._balance += _INTEREST * tokens
                 return
+            self._n, self._asked = cost.columns, ""
         n, ms = self._n, cost.draft_ms + cost.rest_ms
         self.curve.observe(cost.columns, cost.rest_ms)
         self._recent_of(n).add(tokens, ms, _LOCAL)
@@ -320,9 +324,11 @@ class Planner:
         if not trial:
             self._use = max(self._use, 0.0)  # nobody is asked while the free ones are not
             return
+        lost = self._free_worth - (tokens - self.rate * (cost.draft_ms + cost.rest_ms))
+        self._spent += lost
         # The first step also makes up for what was left out, such as a whole prompt.
-        draft_ms = cost.draft_ms if self._tried else min(cost.draft_ms, self.curve.ms(n))
-        self._lost += self._free_worth - (tokens - self.rate * (draft_ms + cost.rest_ms))
+        late_ms = 0.0 if self._tried else max(cost.draft_ms - self.curve.ms(n), 0.0)
+        self._lost += lost - self.rate * late_ms
         self._tried += 1
         if self._tried == self._length or (self._tried > 1 and self._lost > _ABORT * n):
             self._end_trial()
