@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import ge
 
 from pyspec.calibration import NO_CLASS, Calibration
 from pyspec.cost import COLUMNS, CostCurve
@@ -135,7 +134,7 @@ class Controller(Drafter):
             proposal.kept = [0]
             self._proposals[context.slot] = proposal
             return DraftTree.root(context.root)
-        proposal.kept = _most_valuable(tree, value, min(size, context.max_nodes))
+        proposal.kept = _most_valuable(value, min(size, context.max_nodes))
         self._proposals[context.slot] = proposal
         return tree.take(proposal.kept)
 
@@ -308,12 +307,12 @@ def _overriding(sources: Sequence[Drafter], method: str) -> list[Drafter]:
     return [source for source in sources if getattr(type(source), method) is not nothing]
 
 
-def _most_valuable(tree: DraftTree, value: Sequence[float], size: int) -> list[int]:
-    """The `size` nodes of the highest value, in the tree's order; each with its parent."""
-    if len(tree) <= size:
-        return list(range(len(tree)))
-    if all(map(ge, value, value[1:])):  # a chain, mostly
-        return list(range(size))
-    depths = tree.depth_list
-    order = sorted(range(len(value)), key=lambda node: (-value[node], depths[node], node))
-    return sorted(order[:size])
+def _most_valuable(value: Sequence[float], size: int) -> list[int]:
+    """The `size` nodes of the highest value, in the tree's order; each with its parent.
+
+    A parent comes first among nodes of the same value.
+    """
+    n = len(value)
+    if n <= size:
+        return list(range(n))
+    return sorted(sorted(range(n), key=value.__getitem__, reverse=True)[:size])
