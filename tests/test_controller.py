@@ -289,7 +289,6 @@ def test_free_drafters_of_no_use_are_asked_rarely_where_asking_is_felt() -> None
         return free.asked
 
     assert decode(400, asking_ms=0.001) == 400  # next to nothing
-    decode(100, asking_ms=0.08)  # it takes a while to be sure
     assert decode(400, asking_ms=0.08) < 100
     free.depth = 7  # text repeats itself now
     assert decode(200, asking_ms=0.08) > 150
