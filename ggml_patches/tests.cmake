@@ -7,7 +7,8 @@
 # The operators that the patches change or add; a patch that adds one appends it here.
 set(PYSPEC_OPS
     SSM_CONV SSM_CONV_TREE SSM_CONV_REPLAY
-    GATED_DELTA_NET GATED_DELTA_NET_TREE GATED_DELTA_NET_REPLAY)
+    GATED_DELTA_NET GATED_DELTA_NET_TREE GATED_DELTA_NET_REPLAY
+    ARGMAX)
 
 add_custom_target(pyspec-tests)
 

@@ -81,7 +81,8 @@ class Decoder:
         return self.drafter.propose([sequence.draft_context(limit) for sequence in sequences])
 
     def _verify(self, sequences: Many[Sequence], trees: list[DraftTree]) -> None:
-        self.verifier.verify([sequence.slot for sequence in sequences], trees)
+        greedy = all(one.sampler.greedy and one.top_logprobs is None for one in sequences)
+        self.verifier.verify([one.slot for one in sequences], trees, greedy=greedy)
 
     def _accept(self, sequences: Many[Sequence], trees: list[DraftTree]) -> list[Turn]:
         turns = []

@@ -32,8 +32,15 @@ class Verifier:
         self._native = native
         self.max_nodes = max_nodes
 
-    def verify(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> None:
+    def verify(
+        self, slots: Sequence[int], trees: Sequence[DraftTree], *, greedy: bool = False
+    ) -> None:
         """One forward pass over one tree per slot; the sequences themselves stay as they are.
+
+        Args:
+            slots: The sequences.
+            trees: Their trees.
+            greedy: Nothing but greedy tokens will be asked for, as a hint.
 
         Raises:
             TreeError: A tree has more nodes than the engine was opened for.
@@ -48,7 +55,8 @@ class Verifier:
             [
                 (slot, tree.token_list, tree.parent_list)
                 for slot, tree in zip(slots, trees, strict=True)
-            ]
+            ],
+            greedy=greedy,
         )
 
     def accept(

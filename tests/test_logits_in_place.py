@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from ctypes import POINTER, c_bool, c_float, c_int32, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from numpy.typing import NDArray
 from pyspec.config import EngineConfig
 from pyspec.native import NativeEngine
 from pyspec.native.engine import SlotTree
-from tests.bench.llama_tree import Context, Model, llama_cpp
+from tests.bench.llama_tree import Context, Model, _function, llama_cpp
+
+set_output_argmax = _function("llama_set_output_argmax", None, c_void_p, c_bool)
+output_argmax = _function(
+    "llama_get_output_argmax_ith", c_int32, c_void_p, c_int32, POINTER(c_float)
+)
 
 NODES = 8
 SLOTS = 4
@@ -99,7 +105,7 @@ def test_outputs_of_several_graphs_are_those_of_one(model: Path, engine: NativeE
             np.testing.assert_array_equal(rows(other, trees), rows(engine, trees))
 
 
-@pytest.mark.parametrize("ask", ["rows", "whole"])
+@pytest.mark.parametrize("ask", ["rows", "whole", "argmax"])
 def test_interleaved_sequences_get_their_own_rows(model: Path, ask: str) -> None:
     """Sequences that llama.cpp sorts for its graph: outputs are told in the order of the batch."""
     chance = random.Random(3)
@@ -115,6 +121,7 @@ def test_interleaved_sequences_get_their_own_rows(model: Path, ask: str) -> None
                 batch.n_seq_id[k], batch.seq_id[k][0] = 1, i
                 batch.logits[k] = True
             batch.n_tokens = len(order)
+            set_output_argmax(together.handle, ask == "argmax")
             assert llama_cpp.llama_decode(together.handle, batch) == 0
             if ask == "whole":
                 pointer = llama_cpp.llama_get_logits(together.handle)
@@ -128,6 +135,8 @@ def test_interleaved_sequences_get_their_own_rows(model: Path, ask: str) -> None
                         for k in range(18)
                     ]
                 )
+            best = [output_argmax(together.handle, k, None) for k in range(18)]
             llama_cpp.llama_batch_free(batch)
+    assert best == (found.argmax(axis=1).tolist() if ask == "argmax" else [-1] * 18)
     for k, (i, at) in enumerate(order):
         np.testing.assert_allclose(found[k], expected[i][at], atol=1e-3, err_msg=f"{i}, {at}")

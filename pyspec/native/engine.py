@@ -362,8 +362,14 @@ class NativeEngine:
         data, array = _int32(tokens)
         self._call(lib.pyspec_prefill, slot, data, len(array))
 
-    def verify(self, trees: Iterable[SlotTree]) -> None:
-        """One forward pass over a tree per slot; the sequences stay as they are until `commit`."""
+    def verify(self, trees: Iterable[SlotTree], *, greedy: bool = False) -> None:
+        """One forward pass over a tree per slot; the sequences stay as they are until `commit`.
+
+        Args:
+            trees: Slots and their trees.
+            greedy: Only greedy samplers will draw, so the pass may choose their tokens itself. No
+                result depends on it.
+        """
         keep = []
         rows = []
         for slot, tokens, parents in trees:
@@ -378,7 +384,7 @@ class NativeEngine:
             )
             keep.append(data)
             rows.append((slot, n, *data))
-        self._call(lib.pyspec_verify, ffi.new("pyspec_tree[]", rows), len(rows))
+        self._call(lib.pyspec_verify, ffi.new("pyspec_tree[]", rows), len(rows), greedy)
 
     def commit(self, slot: int, nodes: Sequence[int]) -> None:
         """Moves a sequence along a path of its tree, from the root, and forgets the rest."""
@@ -611,6 +617,7 @@ def _params(
     config: EngineConfig, n_ctx: int | None, max_nodes: int, mtp: bool, draft_cache: CacheTypes
 ) -> Any:
     flash_attn = -1 if config.flash_attn is None else int(config.flash_attn)
+    graph_argmax = -1 if config.graph_argmax is None else int(config.graph_argmax)
     return ffi.new(
         "pyspec_engine_params *",
         {
@@ -626,6 +633,7 @@ def _params(
             "main_gpu": config.main_gpu,
             "tensor_split": config.tensor_split,
             "flash_attn": flash_attn,
+            "graph_argmax": graph_argmax,
             "type_k": CACHE_TYPES[config.cache_type_k],
             "type_v": CACHE_TYPES[config.cache_type_v],
             "draft_type_k": -1 if draft_cache[0] is None else CACHE_TYPES[draft_cache[0]],

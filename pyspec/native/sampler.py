@@ -24,6 +24,8 @@ class NativeSampler:
 
     def __init__(self, pointer: Any) -> None:
         self.handle = Handle(pointer, "sampler")
+        #: Every token it draws is the one with the greatest logit, whatever came before.
+        self.greedy = bool(lib.pyspec_sampler_greedy(pointer))
         self._finalizer = weakref.finalize(self, _release, self.handle)
 
     @classmethod

@@ -69,7 +69,7 @@ pyspec_status verify_chain(pyspec_engine * e, int32_t seq, const std::vector<int
     std::vector<int32_t> parents(tokens.size());
     std::iota(parents.begin(), parents.end(), -1);
     const pyspec_tree tree{ seq, (int32_t) tokens.size(), tokens.data(), parents.data() };
-    return pyspec_verify(e, &tree, 1);
+    return pyspec_verify(e, &tree, 1, false);
 }
 
 pyspec_status commit_chain(pyspec_engine * e, int32_t seq, int32_t n) {
@@ -272,9 +272,9 @@ TEST(null_and_nonsense_are_refused) {
     CHECK_STATUS(pyspec_prefill(e, 0, nullptr, 1), PYSPEC_ERR_ARGUMENT, "tokens is NULL");
     CHECK_STATUS(pyspec_prefill(e, 0, &token, -1), PYSPEC_ERR_ARGUMENT, "negative");
     CHECK_OK(pyspec_prefill(e, 0, nullptr, 0));
-    CHECK_STATUS(pyspec_verify(e, nullptr, 1), PYSPEC_ERR_ARGUMENT, "trees is NULL");
-    CHECK_STATUS(pyspec_verify(e, &tree, 0), PYSPEC_ERR_ARGUMENT, "verify of 0 trees");
-    CHECK_STATUS(pyspec_verify(e, &tree, 1), PYSPEC_ERR_ARGUMENT, "parents is NULL");
+    CHECK_STATUS(pyspec_verify(e, nullptr, 1, false), PYSPEC_ERR_ARGUMENT, "trees is NULL");
+    CHECK_STATUS(pyspec_verify(e, &tree, 0, false), PYSPEC_ERR_ARGUMENT, "verify of 0 trees");
+    CHECK_STATUS(pyspec_verify(e, &tree, 1, false), PYSPEC_ERR_ARGUMENT, "parents is NULL");
     CHECK_STATUS(pyspec_commit(e, 0, &token, 1), PYSPEC_ERR_STATE, "no uncommitted tree");
     CHECK(pyspec_logits(e, 0, 0) == nullptr && pyspec_last_status() == PYSPEC_ERR_STATE);
     CHECK(pyspec_hidden(e, 5, 0) == nullptr && pyspec_last_status() == PYSPEC_ERR_ARGUMENT);
@@ -331,7 +331,7 @@ TEST(full_contexts_and_widest_trees) {
         CHECK_OK(pyspec_prefill(e, seq, tokens.data(), 6));
         trees.push_back({ seq, 64 - seq, tokens.data(), parents.data() });
     }
-    CHECK_OK(pyspec_verify(e, trees.data(), 3));
+    CHECK_OK(pyspec_verify(e, trees.data(), 3, false));
     for (int32_t seq = 0; seq < 3; ++seq) {
         CHECK(pyspec_logits(e, seq, 63 - seq) != nullptr);
         CHECK_OK(commit_chain(e, seq, seq == 0 ? 64 : 1));
@@ -350,7 +350,7 @@ TEST(abort_from_another_thread) {
         const pyspec_status status = pyspec_prefill(e, 0, tokens.data(), 200);
         stopper.join();
         CHECK(status == PYSPEC_OK || status == PYSPEC_ERR_ABORTED);
-        CHECK(pyspec_verify(e, nullptr, 1) == PYSPEC_ERR_ARGUMENT);
+        CHECK(pyspec_verify(e, nullptr, 1, false) == PYSPEC_ERR_ARGUMENT);
         CHECK_STATUS(verify_chain(e, 0, { 1 }), PYSPEC_ERR_ABORTED, "abort");
         pyspec_engine_abort(e, false);
         CHECK_OK(verify_chain(e, 0, { 1 }));

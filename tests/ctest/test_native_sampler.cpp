@@ -150,6 +150,18 @@ TEST(rows_without_numbers_are_refused) {
     }
 }
 
+TEST(a_best_token_that_somebody_else_found_is_checked) {
+    pyspec_sampler_params p = sampled(1, 0);
+    p.temp                  = 0.0f;
+    const Sampler sampler(model, p, 256);
+    CHECK(sampler.greedy() && !Sampler(model, sampled(1, 40), 256).greedy());
+    CHECK(sampler.draw_best(3, 1.5f) == 3);
+    for (float logit : { nan_value, inf, -inf }) {
+        CHECK(guard([&] { sampler.draw_best(0, logit); }) == PYSPEC_ERR_COMPUTE);
+        CHECK_MESSAGE(last_error(), "the logits are not numbers");
+    }
+}
+
 TEST(greedy_passes_over_nan_with_and_without_bias) {
     std::mt19937          random(5);
     pyspec_sampler_params p = sampled(1, 0);

@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x351a203c
+#define PYSPEC_ABI 0x77fbc8b3
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,6 +64,7 @@ typedef struct {
     int32_t  main_gpu;        // the device of split mode 0
     float    tensor_split[16]; // share of each device; all 0: by free memory
     int32_t  flash_attn;      // -1 auto, 0 off, 1 on
+    int32_t  graph_argmax;    // greedy tokens chosen on the graph: -1 where it pays (CUDA), 0 never, 1 always
     int32_t  type_k;          // ggml_type of the K cache, -1 = F16
     int32_t  type_v;          // ggml_type of the V cache, -1 = F16
     int32_t  draft_type_k;    // of the K cache of a drafter (MTP block, DFlash), -1 = type_k
@@ -193,7 +194,9 @@ pyspec_status pyspec_seq_restore(pyspec_engine * e, int32_t seq, const void * bu
 pyspec_status pyspec_prefill(pyspec_engine * e, int32_t seq, const int32_t * tokens, int32_t n);
 // One forward pass over all trees (distinct sequences). Afterwards logits of every node are available; the
 // sequences themselves are unchanged until pyspec_commit. A second verify, prefill or reset drops an uncommitted tree.
-pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_t n_trees);
+// greedy: all draws to come are those of greedy samplers (pyspec_sampler_greedy). The pass may then choose their tokens
+// itself; whatever is asked for afterwards has the same result either way.
+pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_t n_trees, bool greedy);
 // path: node indices from the root (path[0] == 0), each the parent of the next. The sequence grows by n tokens.
 pyspec_status pyspec_commit(pyspec_engine * e, int32_t seq, const int32_t * path, int32_t n);
 // Logits [n_vocab] / post-norm hidden state [n_embd, only with mtp] of a node of the last verified tree; NULL on
@@ -207,6 +210,8 @@ pyspec_sampler_params pyspec_sampler_default_params(void);
 pyspec_status pyspec_sampler_create(pyspec_engine * e, const pyspec_sampler_params * p, pyspec_sampler ** out);
 pyspec_status pyspec_sampler_clone (const pyspec_sampler * s, pyspec_sampler ** out);
 void          pyspec_sampler_close (pyspec_sampler * s);
+// True when every token it draws is the one with the greatest logit, whatever came before.
+bool          pyspec_sampler_greedy(const pyspec_sampler * s);
 void          pyspec_sampler_reset (pyspec_sampler * s);           // also rewinds the random numbers to the seed
 // Feeds tokens that are already fixed (prompt) to the penalties, not to the grammar.
 pyspec_status pyspec_sampler_accept_prompt(pyspec_sampler * s, const int32_t * tokens, int32_t n);

@@ -96,6 +96,7 @@ pyspec_engine_params pyspec_engine_default_params(void) {
     p.n_gpu_layers = -1;
     p.split_mode   = LLAMA_SPLIT_MODE_LAYER;
     p.flash_attn   = -1;
+    p.graph_argmax = -1;
     p.type_k       = -1;
     p.type_v       = -1;
     p.draft_type_k = -1;
@@ -190,8 +191,8 @@ pyspec_status pyspec_prefill(pyspec_engine * e, int32_t seq, const int32_t * tok
     return guard([&] { of(e).prefill(seq, tokens, n); });
 }
 
-pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_t n_trees) {
-    return guard([&] { of(e).verify(trees, n_trees); });
+pyspec_status pyspec_verify(pyspec_engine * e, const pyspec_tree * trees, int32_t n_trees, bool greedy) {
+    return guard([&] { of(e).verify(trees, n_trees, greedy); });
 }
 
 pyspec_status pyspec_commit(pyspec_engine * e, int32_t seq, const int32_t * path, int32_t n) {
@@ -234,6 +235,10 @@ void pyspec_sampler_close(pyspec_sampler * s) {
     guard([&] { delete s; });
 }
 
+bool pyspec_sampler_greedy(const pyspec_sampler * s) {
+    return s && s->sampler.greedy();
+}
+
 void pyspec_sampler_reset(pyspec_sampler * s) {
     guard([&] { of(s).reset(); });
 }
@@ -244,10 +249,10 @@ pyspec_status pyspec_sampler_accept_prompt(pyspec_sampler * s, const int32_t * t
 
 pyspec_status pyspec_sample(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t node, int32_t * token) {
     return guard([&] {
-        Sampler &     sampler = of(s);
-        const float * logits  = of(e).logits(seq, node);
-        Stopwatch     watch(of(e).timings.sample);
-        out(token, "token") = sampler.draw(logits);
+        Sampler & sampler = of(s);
+        out(token, "token");
+        Stopwatch watch(of(e).timings.sample);
+        *token = of(e).draw(sampler, seq, node);
     });
 }
 
@@ -266,7 +271,7 @@ pyspec_status pyspec_accept(pyspec_engine * e, pyspec_sampler * s, int32_t seq, 
         Stopwatch    watch(engine.timings.sample);
         for (int32_t node = 0; node >= 0;) {
             path[(*n_path)++] = node;
-            *bonus            = sampler.draw(engine.logits(seq, node));
+            *bonus            = engine.draw(sampler, seq, node);
             const bool over   = *n_path == max_path || (stop_eog && llama_vocab_is_eog(engine.model->vocab(), *bonus));
             node              = over ? -1 : child_with_token(tree, node, *bonus);
         }

@@ -155,6 +155,7 @@ void Engine::open_target(const pyspec_engine_params & params) {
     if (!llama_get_memory(target.get())) {
         fail(PYSPEC_ERR_MODEL, "%s (%s): it is no generating model", model->name.c_str(), model->arch.c_str());
     }
+    graph_argmax = params.graph_argmax < 0 ? model->far_logits : params.graph_argmax > 0;
     rollback.bind(target.get(), params.n_seq_max);
     threads.attach(target.get());
     llama_set_abort_callback(
@@ -203,17 +204,32 @@ void Engine::check_node(int32_t seq, int32_t node) const {
     }
 }
 
-const float * Engine::logits(int32_t seq, int32_t node) {
+int32_t Engine::output(int32_t seq, int32_t node) const {
     check_node(seq, node);
     const Sequence & s = sequences[seq];
     if (s.tree_pass != pass) {
         fail(PYSPEC_ERR_STATE, "the logits of sequence %d were overwritten by a later verify or prefill", seq);
     }
-    const float * row = llama_get_logits_ith(target.get(), s.tree_index + node);
+    return s.tree_index + node;
+}
+
+const float * Engine::logits(int32_t seq, int32_t node) {
+    const float * row = llama_get_logits_ith(target.get(), output(seq, node));
     if (!row) {
         fail(PYSPEC_ERR_COMPUTE, "llama.cpp returned no logits for node %d of sequence %d", node, seq);
     }
     return row;
+}
+
+int32_t Engine::draw(Sampler & sampler, int32_t seq, int32_t node) {
+    if (sampler.greedy()) {
+        float         logit = 0.0f;
+        const int32_t token = llama_get_output_argmax_ith(target.get(), output(seq, node), &logit);
+        if (token >= 0 && token < model->n_vocab) { // else the pass chose none
+            return sampler.draw_best(token, logit);
+        }
+    }
+    return sampler.draw(logits(seq, node));
 }
 
 const float * Engine::hidden(int32_t seq, int32_t node) {
@@ -359,7 +375,7 @@ void Engine::prefill(int32_t seq, const int32_t * tokens, int32_t n) {
     }
 }
 
-void Engine::verify(const pyspec_tree * trees, int32_t n_trees) {
+void Engine::verify(const pyspec_tree * trees, int32_t n_trees, bool greedy) {
     if (n_trees < 1 || n_trees > (int32_t) sequences.size()) {
         fail(PYSPEC_ERR_ARGUMENT, "verify of %d trees; the engine was opened for 1 to %zu", n_trees, sequences.size());
     }
@@ -391,6 +407,7 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees) {
 
     Stopwatch watch(timings.verify);
     target_threads.use(target.get(), n_threads_verify, n_threads_verify);
+    llama_set_output_argmax(target.get(), greedy && graph_argmax);
     llama_batch_ext_clear(batch.get());
     int32_t width = 0;
     for (const Entry & entry : entries) {

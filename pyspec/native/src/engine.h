@@ -5,6 +5,7 @@
 #include "mtp.h"
 #include "dflash.h"
 #include "rollback.h"
+#include "sampler.h"
 #include "sequence.h"
 #include "threads.h"
 #include "tree.h"
@@ -56,7 +57,7 @@ public:
 
     // ---- decode ----
     void prefill(int32_t seq, const int32_t * tokens, int32_t n);
-    void verify(const pyspec_tree * trees, int32_t n_trees);
+    void verify(const pyspec_tree * trees, int32_t n_trees, bool greedy);
     void commit(int32_t seq, const int32_t * path, int32_t n);
     void top(int32_t seq, int32_t node, int32_t top_k, int32_t * tokens, float * log_probs);
 
@@ -71,6 +72,7 @@ public:
     // Of the last verified tree of a sequence; they fail once a later pass has overwritten the outputs.
     const Tree &  tree(int32_t seq) const;
     const float * logits(int32_t seq, int32_t node);
+    int32_t       draw(Sampler & sampler, int32_t seq, int32_t node); // the target's token, into the sampler's state
     const float * hidden(int32_t seq, int32_t node);
 
     void            fill(pyspec_info & info) const;
@@ -88,6 +90,7 @@ private:
 
     void check_room(int32_t seq, int32_t n) const;
     void check_node(int32_t seq, int32_t node) const;
+    int32_t output(int32_t seq, int32_t node) const; // index of the node's output in the target
     void check_abort() const;
     void open_target(const pyspec_engine_params & params);
     void check_draft(int32_t n, const int32_t * seqs, const int32_t * roots, int32_t depth, int32_t top_k) const;
@@ -108,6 +111,7 @@ private:
     const int32_t  n_threads;
     const int32_t  n_threads_batch;
     int32_t        n_threads_verify;
+    bool           graph_argmax = false; // greedy passes choose their tokens
     ContextThreads target_threads;
 
     std::atomic<bool>     aborting{ false };

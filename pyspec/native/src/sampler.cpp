@@ -173,6 +173,13 @@ int32_t Sampler::draw(const float * logits) {
     return token;
 }
 
+int32_t Sampler::draw_best(int32_t token, float logit) const {
+    if (!std::isfinite(logit)) {
+        fail(PYSPEC_ERR_COMPUTE, "the logits are not numbers");
+    }
+    return token;
+}
+
 void Sampler::accept_prompt(const int32_t * tokens, int32_t n) {
     if (n < 0 || (n > 0 && !tokens)) {
         fail(PYSPEC_ERR_ARGUMENT, "prompt of the sampler: %s", n < 0 ? "a negative number of tokens" : "tokens is NULL");
@@ -195,12 +202,9 @@ void Sampler::reset() {
 
 int32_t Sampler::pick(const float * logits) {
     const int32_t n = model->n_vocab;
-    if (!adjust && !grammar && !select) {
+    if (greedy()) {
         const int32_t token = argmax(logits, n);
-        if (!std::isfinite(logits[token])) {
-            fail(PYSPEC_ERR_COMPUTE, "the logits are not numbers");
-        }
-        return token;
+        return draw_best(token, logits[token]);
     }
     if (top_k > 0 && !adjust && !grammar && take_best(logits)) {
         return pick_sampled();

@@ -24,6 +24,9 @@ public:
 
     // Draws the next token and takes it into the state. `logits` has n_vocab elements.
     int32_t draw(const float * logits);
+    // Draws the token of the greatest logit, which somebody else found. Only of a greedy sampler, which has no state.
+    int32_t draw_best(int32_t token, float logit) const;
+    bool    greedy() const { return !adjust && !grammar && !select; }
     void    accept_prompt(const int32_t * tokens, int32_t n);
     void    reset();
 
