@@ -221,6 +221,36 @@ TEST(samplers) {
     pyspec_sampler_close(again);
 }
 
+TEST(tokens_chosen_on_the_graph_are_those_of_the_rows) {
+    pyspec_engine_params params = small_params();
+    params.graph_argmax         = 1;
+    EnginePtr             engine = open(params);
+    pyspec_engine * const e      = engine.get();
+    SamplerPtr            s      = sampler(e);
+    CHECK(pyspec_sampler_greedy(s.get()) == (pyspec_sampler_default_params().temp <= 0.0f));
+    pyspec_sampler_params greedy = pyspec_sampler_default_params();
+    greedy.temp                  = 0.0f;
+    s                            = sampler(e, greedy);
+    CHECK(pyspec_sampler_greedy(s.get()) && !pyspec_sampler_greedy(nullptr));
+
+    const int32_t     tokens[]  = { 5, 6, 7, 8, 9, 10 };
+    const int32_t     parents[] = { -1, 0, 0, 1, 1, 2 };
+    const pyspec_tree trees[]   = { { 0, 6, tokens, parents }, { 1, 4, tokens, parents } };
+    for (int round = 0; round < 6; ++round) {
+        CHECK_OK(pyspec_verify(e, trees, 1 + round % 2, round % 3 > 0));
+        for (int32_t seq = 0; seq <= round % 2; ++seq) {
+            for (int32_t node = 0; node < trees[seq].n_nodes; ++node) {
+                int32_t token = -1;
+                CHECK_OK(pyspec_sample(e, s.get(), seq, node, &token));
+                CHECK(token == best(pyspec_logits(e, seq, node), n_vocab(e)));
+            }
+        }
+    }
+    CHECK_OK(pyspec_commit(e, 0, std::vector<int32_t>{ 0 }.data(), 1)); // and what is drawn next has no tree
+    int32_t token = -1;
+    CHECK(pyspec_sample(e, s.get(), 0, 0, &token) == PYSPEC_ERR_STATE);
+}
+
 TEST(null_and_nonsense_are_refused) {
     EnginePtr             engine = open();
     pyspec_engine * const e      = engine.get();

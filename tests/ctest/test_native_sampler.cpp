@@ -133,6 +133,28 @@ TEST(a_clone_draws_on_as_its_original) {
     }
 }
 
+TEST(a_grammar_lets_through_the_best_that_it_allows) {
+    std::mt19937          random(8);
+    pyspec_sampler_params p = sampled(1, 0);
+    p.temp                  = 0.0f;
+    p.grammar               = "root ::= [a-z \\n]*";
+    Sampler       quick(model, p, 256);
+    const int32_t token = 3;
+    const float   none  = 0.0f;
+    p.n_logit_bias      = 1; // of nothing, so that the whole vocabulary is looked at
+    p.logit_bias_tokens = &token;
+    p.logit_bias_values = &none;
+    Sampler whole(model, p, 256);
+    int     n_not_the_best = 0;
+    for (int i = 0; i < 60; ++i) {
+        const std::vector<float> logits = row(random, i % 2 ? "normal" : "ties");
+        const int32_t            drawn  = quick.draw(logits.data());
+        CHECK(drawn == whole.draw(logits.data()));
+        n_not_the_best += logits[drawn] < *std::max_element(logits.begin(), logits.end());
+    }
+    CHECK(n_not_the_best > 5 && n_not_the_best < 60);
+}
+
 TEST(rows_without_numbers_are_refused) {
     pyspec_sampler_params greedy = sampled(1, 0);
     greedy.temp                  = 0.0f;

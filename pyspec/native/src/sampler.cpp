@@ -202,9 +202,11 @@ void Sampler::reset() {
 
 int32_t Sampler::pick(const float * logits) {
     const int32_t n = model->n_vocab;
-    if (greedy()) {
+    if (!adjust && !select) {
         const int32_t token = argmax(logits, n);
-        return draw_best(token, logits[token]);
+        if (!grammar || grammar_allows({ token, logits[token], 0.0f })) {
+            return draw_best(token, logits[token]);
+        }
     }
     if (top_k > 0 && !adjust && !grammar && take_best(logits)) {
         return pick_sampled();
