@@ -28,7 +28,6 @@ DRAWS = {
     "greedy": SamplingConfig(temperature=0),
     "top_k 40": SamplingConfig(seed=1),
     "top_k 40, a bias": SamplingConfig(seed=1, logit_bias={3: 1.0}),
-    "no top_k": SamplingConfig(seed=1, top_k=0),
 }
 WALKED = 3
 
