@@ -20,9 +20,10 @@ import pytest
 
 import pyspec
 from pyspec import Engine
-from pyspec.config import EngineConfig
+from pyspec.config import EngineConfig, SamplingConfig
 from pyspec.errors import ModelError
 from pyspec.native import NativeEngine
+from tests.bench.llama_tree import llama_cpp
 from tests.synthetic_models import Synthetic, synthetic  # noqa: F401
 
 LIB = Path(pyspec.__file__).parent / "lib"
@@ -139,3 +140,32 @@ def test_attention_verifies_trees(
                 near.verify([(0, [tokens[node]], [-1])])
                 np.testing.assert_array_equal(row, near.logits(0, 0))
                 near.commit(0, [0])
+
+
+def test_rows_cross_one_by_one(
+    remote: None,
+    synthetic: Synthetic,  # noqa: F811
+) -> None:
+    """Logits stay on the device: single rows, all of them, and tokens chosen there, agree."""
+    rng = np.random.default_rng(2)
+    config = EngineConfig(n_ctx=256, n_threads=1, n_gpu_layers=-1, n_slots=2, graph_argmax=True)
+    with NativeEngine.open(synthetic("gemma3"), config, max_nodes=8) as far:
+        sampler = far.sampler(SamplingConfig(temperature=0))
+        for _ in range(8):
+            trees = []
+            for slot, size in enumerate(rng.integers(1, 8, 2).tolist()):
+                tokens = rng.integers(far.info.n_vocab, size=size).tolist()
+                trees.append((slot, tokens, [-1, *(int(rng.integers(i)) for i in range(1, size))]))
+            nodes = [(slot, node) for slot, tokens, _ in trees for node in range(len(tokens))]
+            far.verify(trees)
+            pointer = llama_cpp.llama_get_logits(far.context_address)
+            shape = len(nodes), far.info.n_vocab
+            whole = dict(zip(nodes, np.ctypeslib.as_array(pointer, shape).copy(), strict=True))
+            far.verify(trees, greedy=True)
+            for slot, node in rng.permutation(nodes).tolist():
+                row = whole[slot, node]
+                assert far.sample(sampler, slot, node) == row.argmax()
+                np.testing.assert_array_equal(far.logits(slot, node), row)
+            for slot in range(2):
+                far.commit(slot, [0])
+        sampler.close()
