@@ -155,6 +155,35 @@ TEST(a_grammar_lets_through_the_best_that_it_allows) {
     CHECK(n_not_the_best > 5 && n_not_the_best < 60);
 }
 
+TEST(a_grammar_draws_from_the_best_as_from_all) {
+    std::mt19937  random(9);
+    const int32_t token = 3;
+    const float   none  = 0.0f;
+    int           n_letters = 0;
+    for (const char * grammar : { "root ::= [a-z \\n]*", "root ::= [^x]*", "root ::= (\"a\" | \" b\")*" }) {
+        for (int32_t top_k : { 1, 5, 40, 100 }) {
+            for (uint32_t seed = 0; seed < 6; ++seed) {
+                pyspec_sampler_params p = sampled(seed, top_k);
+                p.grammar               = grammar;
+                p.top_p                 = seed % 2 ? 0.95f : 1.0f;
+                Sampler quick(model, p, 256);
+                p.n_logit_bias      = 1; // of nothing, so that the whole vocabulary is looked at
+                p.logit_bias_tokens = &token;
+                p.logit_bias_values = &none;
+                Sampler whole(model, p, 256);
+                for (int i = 0; i < 6; ++i) {
+                    std::vector<float> logits = row(random, i % 3 ? "normal" : "tie-at-k");
+                    const int32_t      drawn  = quick.draw(logits.data());
+                    check::report(drawn == whole.draw(logits.data()), "drawn as from the whole vocabulary",
+                                  std::string(grammar) + " top_k " + std::to_string(top_k), __FILE__, __LINE__);
+                    n_letters += drawn != token;
+                }
+            }
+        }
+    }
+    CHECK(n_letters > 300);
+}
+
 TEST(rows_without_numbers_are_refused) {
     pyspec_sampler_params greedy = sampled(1, 0);
     greedy.temp                  = 0.0f;

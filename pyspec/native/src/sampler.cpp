@@ -208,8 +208,8 @@ int32_t Sampler::pick(const float * logits) {
             return draw_best(token, logits[token]);
         }
     }
-    if (top_k > 0 && !adjust && !grammar && take_best(logits)) {
-        return pick_sampled();
+    if (top_k > 0 && !adjust && take_best(logits)) {
+        return pick_selected();
     }
     candidates.resize(n);
     for (int32_t i = 0; i < n; ++i) {
@@ -222,33 +222,38 @@ int32_t Sampler::pick(const float * logits) {
     return select ? pick_sampled() : pick_greedy();
 }
 
-// The top_k best alone become candidates, in a fraction of the time that a copy of the whole row takes. False where
-// equal logits (or NaN) leave open which these are: what llama.cpp makes of them depends on the whole row.
+// The best alone become candidates, in a fraction of the time that a copy of the whole row takes: top_k of them, or as
+// many as constrain_best() looks at. False where a grammar lets too few of them through, and where equal logits (or NaN)
+// leave open which they are: what llama.cpp makes of these depends on the whole row.
 bool Sampler::take_best(const float * logits) {
-    if (top_k > most_selected) {
+    const int32_t n = grammar ? n_constrained() : top_k;
+    if (n > most_selected || n >= model->n_vocab) {
         return false;
     }
-    const int32_t * ids = selection.select(logits, model->n_vocab, top_k + 1);
-    for (int32_t i = 0; i < top_k; ++i) {
+    const int32_t * ids = selection.select(logits, model->n_vocab, n + 1);
+    for (int32_t i = 0; i < n; ++i) {
         if (!(logits[ids[i]] > logits[ids[i + 1]])) {
             return false;
         }
     }
-    candidates.resize(top_k);
-    for (int32_t i = 0; i < top_k; ++i) {
+    candidates.resize(n);
+    for (int32_t i = 0; i < n; ++i) {
         candidates[i] = { ids[i], logits[ids[i]], 0.0f };
     }
-    current = { candidates.data(), candidates.size(), -1, /*sorted*/ true };
-    return true;
+    current = { candidates.data(), candidates.size(), -1, /*sorted*/ !grammar };
+    return !grammar || constrain(candidates) >= top_k;
 }
 
 int32_t Sampler::pick_greedy() {
     const auto best = [this] {
-        const llama_token_data * most = current.data;
-        for (size_t i = 1; i < current.size; ++i) {
-            most = current.data[i].logit > most->logit || std::isnan(most->logit) ? &current.data[i] : most;
+        size_t most = 0;
+        while (std::isnan(current.data[most].logit) && most + 1 < current.size) {
+            ++most;
         }
-        return *most;
+        for (size_t i = most + 1; i < current.size; ++i) {
+            most = current.data[i].logit > current.data[most].logit ? i : most;
+        }
+        return current.data[most];
     };
     llama_token_data choice = best();
     if (grammar && !grammar_allows(choice)) { // the best of all, when allowed, is the best of the allowed
@@ -265,6 +270,10 @@ int32_t Sampler::pick_sampled() {
     if (grammar && !constrain_best()) {
         constrain_all();
     }
+    return pick_selected();
+}
+
+int32_t Sampler::pick_selected() {
     bool any = false;
     for (size_t i = 0; i < current.size && !any; ++i) {
         any = std::isfinite(current.data[i].logit);
@@ -290,10 +299,22 @@ void Sampler::constrain_all() {
     llama_sampler_apply(grammar.get(), &current);
 }
 
+// How many of the best tokens are worth a look when a grammar must let top_k through.
+int32_t Sampler::n_constrained() const {
+    return (int32_t) std::min<int64_t>(top_k * (int64_t) 4 + 64, INT32_MAX);
+}
+
+// The number of candidates that the grammar lets through; the others have -INFINITY then.
+int32_t Sampler::constrain(std::vector<llama_token_data> & best) const {
+    llama_token_data_array array = { best.data(), best.size(), -1, false };
+    llama_sampler_apply(grammar.get(), &array);
+    return (int32_t) std::count_if(best.begin(), best.end(), [](const llama_token_data & c) { return c.logit != -INFINITY; });
+}
+
 // With top_k, only the k best allowed tokens matter: look for them among the best, which a grammar checks in a
 // fraction of the time that the whole vocabulary takes. False, and nothing changed, when they are not all there.
 bool Sampler::constrain_best() {
-    const size_t enough = (size_t) top_k * 4 + 64;
+    const size_t enough = (size_t) n_constrained();
     if (top_k == 0 || enough >= current.size) {
         return false;
     }
@@ -302,10 +323,7 @@ bool Sampler::constrain_best() {
     };
     std::nth_element(current.data, current.data + enough, current.data + current.size, better);
     std::vector<llama_token_data> best(current.data, current.data + enough);
-    llama_token_data_array        array = { best.data(), best.size(), -1, false };
-    llama_sampler_apply(grammar.get(), &array);
-    const auto allowed = std::count_if(best.begin(), best.end(), [](const llama_token_data & c) { return c.logit != -INFINITY; });
-    if (allowed < top_k) {
+    if (constrain(best) < top_k) {
         return false;
     }
     std::copy(best.begin(), best.end(), current.data);

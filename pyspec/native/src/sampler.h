@@ -35,7 +35,10 @@ private:
     bool    take_best(const float * logits);
     int32_t pick_greedy();
     int32_t pick_sampled();
+    int32_t pick_selected();
     bool    grammar_allows(llama_token_data candidate) const;
+    int32_t n_constrained() const;
+    int32_t constrain(std::vector<llama_token_data> & best) const;
     void    constrain_all();
     bool    constrain_best();
     [[noreturn]] void refuse() const;
