@@ -18,7 +18,6 @@ from pyspec.config import EngineConfig
 from pyspec.errors import StateError
 from pyspec.logprobs import TokenLogprob
 from pyspec.native import NativeEngine
-from pyspec.native.engine import SlotTree
 
 NODES = 12
 SLOTS = 3
@@ -56,7 +55,9 @@ def fresh(pair: tuple[NativeEngine, NativeEngine]) -> tuple[NativeEngine, Native
     return pair
 
 
-def tree_of(engine: NativeEngine, slot: int, root: int, parents: list[int], k: int) -> SlotTree:
+def tree_of(
+    engine: NativeEngine, slot: int, root: int, parents: list[int], k: int
+) -> tuple[int, list[int], list[int]]:
     """A tree of this shape with tokens that depend on k."""
     tokens = [root]
     for node, parent in enumerate(parents[1:], 1):

@@ -69,7 +69,7 @@ def passes(engine: NativeEngine, nodes: int, rounds: int) -> dict[str, float]:
     order = [*ways]
     for i in range(rounds + 3):
         tokens = [(7 + i + 11 * node) % engine.info.n_vocab for node in range(nodes)]
-        tree = [(0, tokens, [node - 1 for node in range(nodes)])]
+        tree: list[SlotTree] = [(0, tokens, [node - 1 for node in range(nodes)])]
         order.append(order.pop(0))
         for name in order:
             times[name].append(timed(partial(step, tree, *ways[name])))
