@@ -51,8 +51,8 @@ class EngineConfig:
         main_gpu: The device of ``"none"``.
         tensor_split: Share of each device, in any unit; empty goes by free memory.
         flash_attn: True, False, or None to let llama.cpp decide.
-        graph_argmax: Choose greedy tokens in the forward pass; None where that is faster, which is on
-            a device that logits leave over a bus. No result depends on it.
+        graph_argmax: Choose greedy tokens in the forward pass. Of use only where logits are on a device
+            that they leave over a bus; elsewhere it costs a little. No result depends on it.
         cache_type_k: Type of the attention cache's keys, a ggml name such as ``"f16"``.
         cache_type_v: Type of the attention cache's values.
         use_mmap: Map the file instead of reading it.
@@ -75,7 +75,7 @@ class EngineConfig:
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
     flash_attn: bool | None = None
-    graph_argmax: bool | None = None
+    graph_argmax: bool = False
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     use_mmap: bool = True

@@ -1,6 +1,6 @@
 """Greedy tokens chosen in the forward pass: the row walk's, whatever else the pass holds or is asked.
 
-`graph_argmax` is forced here; by itself it is on where logits leave their device over a bus.
+`graph_argmax` is off unless asked for, as here.
 """
 
 from __future__ import annotations

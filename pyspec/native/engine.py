@@ -617,7 +617,6 @@ def _params(
     config: EngineConfig, n_ctx: int | None, max_nodes: int, mtp: bool, draft_cache: CacheTypes
 ) -> Any:
     flash_attn = -1 if config.flash_attn is None else int(config.flash_attn)
-    graph_argmax = -1 if config.graph_argmax is None else int(config.graph_argmax)
     return ffi.new(
         "pyspec_engine_params *",
         {
@@ -633,7 +632,7 @@ def _params(
             "main_gpu": config.main_gpu,
             "tensor_split": config.tensor_split,
             "flash_attn": flash_attn,
-            "graph_argmax": graph_argmax,
+            "graph_argmax": config.graph_argmax,
             "type_k": CACHE_TYPES[config.cache_type_k],
             "type_v": CACHE_TYPES[config.cache_type_v],
             "draft_type_k": -1 if draft_cache[0] is None else CACHE_TYPES[draft_cache[0]],

@@ -223,7 +223,7 @@ TEST(samplers) {
 
 TEST(tokens_chosen_on_the_graph_are_those_of_the_rows) {
     pyspec_engine_params params = small_params();
-    params.graph_argmax         = 1;
+    params.graph_argmax         = true;
     EnginePtr             engine = open(params);
     pyspec_engine * const e      = engine.get();
     SamplerPtr            s      = sampler(e);

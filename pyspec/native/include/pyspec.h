@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x77fbc8b3
+#define PYSPEC_ABI 0x1da044ff
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,7 +64,7 @@ typedef struct {
     int32_t  main_gpu;        // the device of split mode 0
     float    tensor_split[16]; // share of each device; all 0: by free memory
     int32_t  flash_attn;      // -1 auto, 0 off, 1 on
-    int32_t  graph_argmax;    // greedy tokens chosen on the graph: -1 where it pays (CUDA), 0 never, 1 always
+    bool     graph_argmax;    // passes of greedy requests choose their tokens on the graph
     int32_t  type_k;          // ggml_type of the K cache, -1 = F16
     int32_t  type_v;          // ggml_type of the V cache, -1 = F16
     int32_t  draft_type_k;    // of the K cache of a drafter (MTP block, DFlash), -1 = type_k

@@ -96,7 +96,6 @@ pyspec_engine_params pyspec_engine_default_params(void) {
     p.n_gpu_layers = -1;
     p.split_mode   = LLAMA_SPLIT_MODE_LAYER;
     p.flash_attn   = -1;
-    p.graph_argmax = -1;
     p.type_k       = -1;
     p.type_v       = -1;
     p.draft_type_k = -1;

@@ -155,7 +155,6 @@ void Engine::open_target(const pyspec_engine_params & params) {
     if (!llama_get_memory(target.get())) {
         fail(PYSPEC_ERR_MODEL, "%s (%s): it is no generating model", model->name.c_str(), model->arch.c_str());
     }
-    graph_argmax = params.graph_argmax < 0 ? model->far_logits : params.graph_argmax > 0;
     rollback.bind(target.get(), params.n_seq_max);
     threads.attach(target.get());
     llama_set_abort_callback(
@@ -407,7 +406,7 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees, bool greedy) {
 
     Stopwatch watch(timings.verify);
     target_threads.use(target.get(), n_threads_verify, n_threads_verify);
-    llama_set_output_argmax(target.get(), greedy && graph_argmax);
+    llama_set_output_argmax(target.get(), greedy && params.graph_argmax);
     llama_batch_ext_clear(batch.get());
     int32_t width = 0;
     for (const Entry & entry : entries) {

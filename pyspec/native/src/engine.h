@@ -111,7 +111,6 @@ private:
     const int32_t  n_threads;
     const int32_t  n_threads_batch;
     int32_t        n_threads_verify;
-    bool           graph_argmax = false; // greedy passes choose their tokens
     ContextThreads target_threads;
 
     std::atomic<bool>     aborting{ false };

@@ -168,10 +168,6 @@ void Model::read_facts() {
     is_hybrid    = llama_model_is_hybrid(model);
     is_recurrent = llama_model_is_recurrent(model);
 
-    const ggml_backend_dev_t device  = model->dev_output();
-    const std::string        backend = device ? ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)) : "";
-    far_logits = backend == "CUDA" || backend == "ROCm" || backend == "MUSA"; // one source, argmax_first.patch
-
     for (int32_t i = 0; i < n_layer; ++i) {
         if (is_recurrent || (is_hybrid && hparams.is_recr(i))) {
             ++n_layer_recurrent;

@@ -42,10 +42,6 @@ public:
     int32_t     n_layer_mtp   = 0;   // MTP blocks whose tensors are loaded
     int32_t     n_layer_recurrent = 0;
     uint64_t    bytes_state   = 0;   // recurrent state of one sequence
-    // Logits leave their device over a bus, so that it should choose greedy tokens itself, and of equal logits it takes
-    // the first. A row that is read in place, or copied within one memory as Metal's, is searched sooner than the graph
-    // has searched the rows of all nodes.
-    bool        far_logits    = false;
     bool        is_hybrid     = false;
     bool        is_recurrent  = false;
 
