@@ -98,7 +98,7 @@ class Controller(Drafter):
             return [DraftTree.root(context.root) for context in contexts]
         planner.begin(contexts)
         trees = self._ask(self._free, contexts)
-        silent = _are_roots(trees)
+        planner.silent = silent = _are_roots(trees)
         if silent and planner.holds:
             return trees
         self._floor = self._least_value(len(contexts))
@@ -108,6 +108,7 @@ class Controller(Drafter):
         self.asked = planner.ask(contexts, worth, tokens)
         if silent and not self.asked:
             return trees
+        planner.silent = False
         if self.asked:
             self._listen(self._costly[self.asked], True)
             more = self._ask([self._costly[self.asked]], contexts)

@@ -31,7 +31,7 @@ _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least an
 _HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
 _TRIFLE = 0.005  # of speed that asking the free drafters in vain may cost
 _USE_FADE = 0.95  # of what asking the free drafters gives, per step that does
-_RECORDED = 4  # steps without drafts, of which one is learned from
+_RECORDED = 4  # steps without drafts, of which one is learned from, for all of them
 _EARSHOT = 64  # steps before and after being asked in which a drafter listens
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
 _CREDIT = 24.0  # tokens a sequence that the balance holds at most
@@ -47,13 +47,14 @@ class Record:
     ms: float = 0.0
     steps: float = 0.0
 
-    def add(self, tokens: float, ms: float, fade: float = _FADE) -> None:
-        """One more step. What takes far longer than usual was delayed from outside."""
+    def add(self, tokens: float, ms: float, fade: float = _FADE, steps: int = 1) -> None:
+        """So many steps more, all alike. What takes far longer than usual was delayed from outside."""
         if self.steps:
             ms = min(ms, 2 * self.ms / self.steps)
-        self.tokens = fade * self.tokens + tokens
-        self.ms = fade * self.ms + ms
-        self.steps = fade * self.steps + 1.0
+        fade **= steps
+        self.tokens = fade * self.tokens + steps * tokens
+        self.ms = fade * self.ms + steps * ms
+        self.steps = fade * self.steps + steps
 
     @property
     def mean_tokens(self) -> float:
@@ -107,7 +108,8 @@ class Planner:
         self._lost = 0.0  # tokens that it has lost
         self._spent = 0.0  # the same, with what it had to catch up with
         self._hold = 0  # step until which nobody is asked while the free drafters are silent
-        self._idle_steps = 0  # how many there were
+        self._plain_steps = 0  # in which nobody had anything to propose
+        self.silent = False  # nor in this one
         self.idle = False  # nothing was drafted in this step, whatever there is
         self._use = 1.0  # tokens that asking the free drafters wins in a step, as of late
         self._every = 0  # steps of which one asks them while that loses
@@ -274,15 +276,16 @@ class Planner:
 
     def observe_cost(self, cost: StepCost, tokens: int) -> None:
         """Learns what a step cost that gave `tokens` in all."""
-        if self.idle:  # plain decoding must stay as fast as it is
-            self._idle_steps += 1
-            if self._idle_steps % _RECORDED:
+        alike = 1
+        if self.idle or self.silent:  # plain decoding must stay as fast as it is
+            self._plain_steps += 1
+            if self._plain_steps % _RECORDED:
                 self._balance += _INTEREST * tokens
                 return
-            self._n, self._asked = cost.columns, ""
+            self._n, self._asked, alike = cost.columns, "", _RECORDED
         n, ms = self._n, cost.draft_ms + cost.rest_ms
         self.curve.observe(cost.columns, cost.rest_ms)
-        self._recent_of(n).add(tokens, ms, _LOCAL)
+        self._recent_of(n).add(tokens, ms, _LOCAL, alike)
         if not self._asked:
             self._learn_free(cost, tokens)
         self._balance += _INTEREST * tokens - self._loss(cost, tokens)
@@ -295,14 +298,17 @@ class Planner:
         if self.idle:
             self._idle_ms = follow(self._idle_ms, ms)
             return
+        fade = _USE_FADE
         if cost.columns == self._n:
+            if self.silent:
+                fade **= _RECORDED
             self._asking_ms = follow(self._asking_ms, cost.draft_ms)
             self._silent_ms = follow(self._silent_ms, ms)
             lost = self._n * self._free_ms() / self.curve.ms(self._n)
         else:
             lost = self._loss(cost, tokens)
         self._every = int(self._free_ms() / (_TRIFLE * self.curve.ms(self._n)))
-        self._use = _USE_FADE * self._use - (1.0 - _USE_FADE) * lost
+        self._use = fade * self._use - (1.0 - fade) * lost
 
     def _loss(self, cost: StepCost, tokens: int) -> float:
         """Tokens that plain decoding would have given in the same time, less those there are.

@@ -289,6 +289,7 @@ def test_free_drafters_of_no_use_are_asked_rarely_where_asking_is_felt() -> None
         return free.asked
 
     assert decode(400, asking_ms=0.001) == 400  # next to nothing
+    decode(200, asking_ms=0.08)  # it takes a while to be felt
     assert decode(400, asking_ms=0.08) < 100
     free.depth = 7  # text repeats itself now
     assert decode(200, asking_ms=0.08) > 150
