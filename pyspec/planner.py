@@ -31,6 +31,7 @@ _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least an
 _HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
 _TRIFLE = 0.005  # of speed that asking the free drafters in vain may cost
 _USE_FADE = 0.95  # of what asking the free drafters gives, per step that does
+_SPARSE = 3  # steps that one counts for, at most, after others in which they were not asked
 _RECORDED = 4  # steps without drafts, of which one is learned from, for all of them
 _EARSHOT = 64  # steps before and after being asked in which a drafter listens
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
@@ -112,6 +113,7 @@ class Planner:
         self.silent = False  # nor in this one
         self.idle = False  # nothing was drafted in this step, whatever there is
         self._use = 1.0  # tokens that asking the free drafters wins in a step, as of late
+        self._rested = 0  # steps since they were asked
         self._every = 0  # steps of which one asks them while that loses
         self._asking_ms = 0.0  # what it takes to ask them, itself
         self._idle_ms = 0.0  # what a step takes in which they are not asked
@@ -152,6 +154,7 @@ class Planner:
             and self._step % self._every != 0
             and not self._trying
         )
+        self._rested += self.idle
         return self.idle
 
     def begin(self, contexts: Sequence[DraftContext]) -> None:
@@ -298,10 +301,12 @@ class Planner:
         if self.idle:
             self._idle_ms = follow(self._idle_ms, ms)
             return
-        fade = _USE_FADE
+        if self._rested:  # it speaks for the steps that were left out, too
+            fade = _USE_FADE ** min(1 + self._rested, _SPARSE)
+        else:
+            fade = _USE_FADE ** (_RECORDED if self.silent else 1)
+        self._rested = 0
         if cost.columns == self._n:
-            if self.silent:
-                fade **= _RECORDED
             self._asking_ms = follow(self._asking_ms, cost.draft_ms)
             self._silent_ms = follow(self._silent_ms, ms)
             lost = self._n * self._free_ms() / self.curve.ms(self._n)
