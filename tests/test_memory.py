@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,31 @@ print(sum(line.startswith("VmFlags:") and " hg" in line for line in maps.splitli
 )
 def test_buffers_ask_for_huge_pages(model: Path) -> None:
     assert int(child(HUGE, str(model))) >= 1
+
+
+FREED = """
+import sys
+import psutil
+from pyspec.server.memory import return_freed_memory
+if sys.argv[1] == "told":
+    assert return_freed_memory()
+blocks, small = [], []
+for size in (3 << 20, 5 << 20, 9 << 20, 15 << 20, 25 << 20):
+    for _ in range(8):
+        blocks.append(bytearray(size))
+        blocks[-1][::4096] = bytes(len(blocks[-1][::4096]))
+        if len(blocks) > 4:
+            blocks.pop(0)
+        small.append(bytearray(100_000))  # lies behind what was freed
+blocks.clear()
+print(psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has to be told")
+def test_a_server_returns_what_it_freed() -> None:
+    kept, returned = (int(child(FREED, how)) for how in ("as it is", "told"))
+    assert returned < kept - 10e6
 
 
 def test_generate_imports_what_it_needs() -> None:

@@ -16,6 +16,7 @@ from pyspec.generate import Engine
 from pyspec.info import report as report_of
 from pyspec.model_file import DEMO
 from pyspec.server.app import create_app
+from pyspec.server.memory import return_freed_memory
 from pyspec.server.security import SecurityConfig
 from pyspec.server.shutdown import SECONDS, GracefulServer
 
@@ -176,6 +177,7 @@ def serve(
     The page also shows live what speculation does. Prompts that begin like an earlier one are not
     read again from their start.
     """
+    return_freed_memory()
     security = SecurityConfig(**options.take(SecurityConfig, values))
     config, draft = options.take_engine(values), options.take_draft(values)
     with _bind(host, port) as listener:  # before the model is loaded: a taken port shows at once
