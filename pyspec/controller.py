@@ -93,7 +93,7 @@ class Controller(Drafter):
         self._proposals.clear()
         self.asked = ""
         planner = self.planner
-        if planner.rests() or not any([one.max_depth > 0 < one.max_nodes - 1 for one in contexts]):
+        if planner.rests() or not any([one.depth > 0 for one in contexts]):
             planner.idle = True
             return [DraftTree.root(context.root) for context in contexts]
         planner.begin(contexts)

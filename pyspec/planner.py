@@ -200,9 +200,7 @@ class Planner:
 
     def _allowed(self, contexts: Sequence[DraftContext]) -> dict[str, frozenset[int]]:
         """By name: the slots of the sequences that a drafter may draft for, where there are any."""
-        open_ = [one for one in contexts if one.max_depth > 0 < one.max_nodes - 1]
-        if not open_:
-            return {}
+        open_ = [one for one in contexts if one.depth > 0]
         if all([one.only is None for one in open_]):
             return dict.fromkeys(self._known, frozenset([one.slot for one in open_]))
         found = {}

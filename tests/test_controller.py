@@ -232,6 +232,12 @@ def test_drafters_listen_where_they_may_be_asked() -> None:
     source.steps = 0
     play(controller, CURVES["linear"], 0.0, draft_ms=1.0, steps=4000)
     assert 0 < source.steps < 2000  # around the trials
+    while source.listens:
+        play(controller, CURVES["linear"], 0.0, draft_ms=1.0, steps=1)
+    controller.planner._best = lambda *_: source.name  # type: ignore[method-assign]
+    while not source.listens:  # whoever is asked hears from then on, before it drafts
+        play(controller, CURVES["linear"], 0.0, draft_ms=1.0, steps=1)
+
     source = Listener()
     controller = Controller([source], CostCurve([(1, 1.0), (8, 1.1)]), 8)
     play(controller, CURVES["flat"], 0.9, draft_ms=0.1, steps=1000)
@@ -245,6 +251,24 @@ def test_a_first_draft_that_reads_the_prompt_is_no_reason_to_give_a_drafter_up()
     source.asked = 0
     play(controller, cost, 0.9, draft_ms=0.1, steps=400)
     assert source.asked > 350
+
+
+def test_what_a_trial_has_to_catch_up_with_delays_the_next() -> None:
+    def asked(catching_up_ms: float) -> int:
+        source = Chain()
+        controller = Controller([source], CostCurve([(1, 1.0), (8, 4.0)]), 8)
+        before = 0
+        for _ in range(6000):
+            (tree,) = controller.propose([DraftContext(0, [5], 16, 15)])
+            draft_ms = 0.0
+            if controller.asked:
+                draft_ms = 0.2 if before else catching_up_ms
+            before = bool(controller.asked)
+            controller.observe([Outcome(0, tree, AcceptedPath((0,), (999,)))])
+            controller.observe_cost(StepCost(len(tree), draft_ms, 1.0 + 0.43 * (len(tree) - 1)))
+        return source.asked
+
+    assert asked(8.0) < 0.25 * asked(0.2)  # 12 and 95; 42 if it did not count
 
 
 def test_a_trial_that_is_due_does_not_keep_the_best_drafter_from_being_asked() -> None:

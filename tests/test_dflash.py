@@ -156,11 +156,9 @@ def test_what_it_does_not_hear_is_none_of_its_text(
         prompt = native.tokenize(FEW[1])
         native.dflash_listen(False)
         native.prefill(0, prompt)
-        for _ in range(600):
+        for _ in range(300):  # more than features would gather
             native.verify([(0, [5, 6], [-1, 0])])
             native.commit(0, [0, 1])
-            if native.length(0) + 8 > native.info.n_ctx:
-                break
         native.timings(reset=True)
         assert draft(0, 9) == draft(1, 9)  # slot 1 is empty
         assert native.timings().n_draft_passes == 2  # nothing had to be read before
