@@ -7,10 +7,38 @@ namespace pyspec {
 
 void Ngram::clear() {
     text.clear();
-    for (Runs & r : runs) {
-        r.latest.clear();
-        r.before.clear();
+    runs = {};
+}
+
+// Where `hash` is, or the empty place where it belongs.
+Ngram::Place & Ngram::Runs::place(uint64_t hash) {
+    const size_t mask = latest.size() - 1; // a power of two
+    size_t       at   = (hash ^ hash >> 32) & mask;
+    while (latest[at].end >= 0 && latest[at].hash != hash) {
+        at = (at + 1) & mask;
     }
+    return latest[at];
+}
+
+void Ngram::Runs::grow() {
+    std::vector<Place> old(std::max<size_t>(2 * latest.size(), 256));
+    std::swap(old, latest);
+    for (const Place & one : old) {
+        if (one.end >= 0) {
+            place(one.hash) = one;
+        }
+    }
+}
+
+int32_t Ngram::Runs::replace(uint64_t hash, int32_t end) {
+    if (2 * (filled + 1) > latest.size()) {
+        grow();
+    }
+    Place &       found = place(hash);
+    const int32_t old   = found.end;
+    filled += old < 0;
+    found = { hash, end };
+    return old;
 }
 
 uint64_t Ngram::hash(int32_t end, int32_t length) const {
@@ -27,15 +55,11 @@ void Ngram::append(const int32_t * tokens, int32_t n) {
         text.push_back(tokens[i]);
         const int32_t end = size();
         for (size_t k = 0; k < lengths.size(); ++k) {
-            Runs &  r      = runs[k];
-            int32_t before = -1;
+            Runs & r = runs[k];
             r.before.resize(end + 1, -1);
             if (end >= lengths[k]) {
-                int32_t & latest = r.latest.try_emplace(hash(end, lengths[k]), -1).first->second;
-                before           = latest;
-                latest           = end;
+                r.before[end] = r.replace(hash(end, lengths[k]), end);
             }
-            r.before[end] = before;
         }
     }
 }

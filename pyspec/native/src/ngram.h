@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,6 +30,7 @@ public:
     // Their continuations as a tree of at most max_nodes nodes; node 0 is the last token.
     const std::vector<Node> & draft(int32_t depth, int32_t max_nodes);
 
+
     int32_t size() const { return (int32_t) text.size(); }
 
 private:
@@ -42,9 +42,18 @@ private:
     static constexpr double                 doubt   = 8.0;
 
     // A run of tokens is known by the position behind it: there its continuation begins.
+    struct Place {
+        uint64_t hash = 0;
+        int32_t  end  = -1; // -1: empty
+    };
     struct Runs {
-        std::unordered_map<uint64_t, int32_t> latest; // hash of a run -> its latest position
-        std::vector<int32_t>                  before; // [position] of the same run before, or -1
+        std::vector<Place>   latest; // of every hash its latest position: open addressing, at most half full
+        size_t               filled = 0;
+        std::vector<int32_t> before; // [position] of the same run before, or -1
+
+        int32_t replace(uint64_t hash, int32_t end); // the latest position until now, or -1
+        void    grow();
+        Place & place(uint64_t hash);
     };
 
     uint64_t hash(int32_t end, int32_t length) const;
