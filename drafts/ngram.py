@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspec.config import DraftConfig
 from pyspec.drafter import DraftContext, Drafter
 from pyspec.native.ngram import SuffixIndex
+from pyspec.native.pilot import Pilot
 from pyspec.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -29,25 +30,26 @@ class NgramDrafter(Drafter):
 
     def __init__(self, native: NativeEngine, config: DraftConfig) -> None:
         super().__init__(native, config)
-        self._indices: dict[int, SuffixIndex] = {}
+        self._pilots: dict[int, Pilot] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [
-            self._index(one.slot).draft(one.tokens, self.depth_of(one), one.max_nodes)
+            self.pilot(one.slot).index.draft(one.tokens, self.depth_of(one), one.max_nodes)
             for one in contexts
         ]
 
-    def _index(self, slot: int) -> SuffixIndex:
-        index = self._indices.get(slot)
-        if index is None:
-            index = self._indices[slot] = SuffixIndex()
-        return index
+    def pilot(self, slot: int) -> Pilot:
+        found = self._pilots.get(slot)
+        if found is None:
+            found = Pilot(SuffixIndex(), self.limits.depth)
+            self._pilots[slot] = found
+        return found
 
     def forget(self, slot: int) -> None:
-        index = self._indices.pop(slot, None)
-        if index is not None:
-            index.close()
+        found = self._pilots.pop(slot, None)
+        if found is not None:
+            found.index.close()
 
     def close(self) -> None:
-        for slot in list(self._indices):
+        for slot in list(self._pilots):
             self.forget(slot)

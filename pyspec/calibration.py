@@ -4,79 +4,63 @@ Drafters are over- or underconfident, each in its own way and with every text. F
 drafters asked, same sources, depth, rank and log-probability, in classes) the share that was right
 is counted. Counts fade, so that the newest text matters most. A request starts from what all requests have
 taught, and those from the drafter's own belief.
+
+Native code counts; `pyspec.reference.calibration` defines what.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from pyspec.tree import DraftTree
+from pyspec.native.binding import Handle, check, ffi, last_failure, lib
 
-DEPTHS = 4
-"""Classes of depth: 1, 2, 3, and deeper."""
+if TYPE_CHECKING:
+    from pyspec.tree import DraftTree
 
-RANKS = 2
-"""Classes of rank among the children of a node: the first, and the others."""
-
-BINS = 6
-"""Classes of the log-probability that the drafter gave."""
-
-_EDGES = (0.03, 0.15, 0.45, 1.0, 2.2)  # of the negative log-probability
-_PRIOR = 4.0  # observations that the drafter's own belief counts for
-_GLOBAL = 12.0  # observations that all requests count for in one
-_FADE = 0.985
-_CLASSES = (DEPTHS + 1) * RANKS * BINS  # of nodes of the same drafters
-_NOTHING: dict[int, list[float]] = {}
-
+_CLASSES = 60  # of nodes that the same drafters proposed
 
 NO_CLASS = -1
 """In place of the class of a node that was not valued."""
 
 
+def _release(handle: Handle) -> None:
+    handle.free(lib.pyspec_calibration_close)
+
+
 class Calibration:
     """Acceptance by class of node, for all requests together and for each slot's own.
 
-    The estimate of a class is (hits + weight * prior) / (trials + weight), with fading counts. Classes
-    are numbers.
+    Classes are numbers.
     """
 
     def __init__(self) -> None:
-        self._all: dict[int, list[float]] = {}
-        self._own: dict[int, dict[int, list[float]]] = {}
-        self._groups: dict[tuple[frozenset[str], frozenset[str]], int] = {}
+        out = ffi.new("pyspec_calibration **")
+        check(lib.pyspec_calibration_open(out))
+        self._handle = Handle(out[0], "calibration")
+        self._finalizer = weakref.finalize(self, _release, self._handle)
+        self._firsts: dict[tuple[frozenset[str], frozenset[str]], int] = {}
 
-    def class_of(
-        self,
-        asked: frozenset[str],
-        sources: frozenset[str],
-        depth: int,
-        first: bool,
-        log_prob: float,
-    ) -> int:
-        """The class of a node.
+    @property
+    def pointer(self) -> Any:
+        """The native calibration."""
+        return self._handle.pointer
 
-        Args:
-            asked: Names of the drafters that were asked: that one of them did not propose the node
-                speaks against it.
-            sources: Names of the drafters that proposed it.
-            depth: At least 1.
-            first: Whether it is the most probable child of its parent.
-            log_prob: Given its parent, as its drafter sees it.
+    def first_class(self, asked: frozenset[str], sources: frozenset[str]) -> int:
+        """The first class of nodes that `sources` proposed when `asked` were asked.
+
+        That one of those who were asked did not propose a node speaks against it.
         """
-        place = _place(depth, first, log_prob)
-        return _CLASSES * self._group(asked, sources) + place
-
-    def _group(self, asked: frozenset[str], sources: frozenset[str]) -> int:
-        group = self._groups.get((asked, sources))
-        if group is None:
-            group = self._groups[asked, sources] = len(self._groups)
-        return group
+        first = self._firsts.get((asked, sources))
+        if first is None:
+            first = self._firsts[asked, sources] = _CLASSES * len(self._firsts)
+        return first
 
     def values(
         self, slot: int, tree: DraftTree, asked: frozenset[str], floor: float
     ) -> tuple[list[float], list[int]]:
-        """The probability of acceptance of every node, and the class of every node but the root.
+        """The probability of acceptance of every node, and the class of every node.
 
         Args:
             slot: The sequence.
@@ -84,75 +68,78 @@ class Calibration:
             asked: Names of the drafters that were asked.
             floor: Behind a node less probable than this, nodes have no class and are worth 0.
         """
-        parents, depths, sources = tree.parent_list, tree.depth_list, tree.sources
-        later = _later_children(tree)
-        own = self._own.get(slot, _NOTHING)
-        values, classes = [1.0], []
-        last, base = None, 0
-        for node, log_prob in enumerate(tree.log_prob_list):
-            if node == 0:
-                continue
-            before = values[parents[node]]
-            if before < floor:
-                classes.append(NO_CLASS)
-                values.append(0.0)
-                continue
-            if sources[node] is not last:
-                last = sources[node]
-                base = _CLASSES * self._group(asked, last)
-            kind = base + _place(depths[node], node not in later, log_prob)
-            classes.append(kind)
-            values.append(before * self._estimate(own, kind, log_prob))
-        return values, classes
+        n = len(tree.token_list)
+        values, classes = ffi.new("double[]", n), ffi.new("int32_t[]", n)
+        check(
+            lib.pyspec_calibration_values(
+                self._handle.pointer,
+                slot,
+                n,
+                tree.parent_list,
+                tree.depth_list,
+                tree.log_prob_list,
+                self._first_classes(asked, tree.sources),
+                floor,
+                values,
+                classes,
+            )
+        )
+        return ffi.unpack(values, n), ffi.unpack(classes, n)
+
+    def _first_classes(
+        self, asked: frozenset[str], sources: tuple[frozenset[str], ...]
+    ) -> list[int]:
+        firsts, last, first = [0], None, 0
+        for mark in sources[1:]:
+            if mark is not last:
+                last, first = mark, self.first_class(asked, mark)
+            firsts.append(first)
+        return firsts
 
     def probability(self, slot: int, kind: int, log_prob: float) -> float:
         """Probability that a node of class `kind` is right, given that its parent is."""
-        return self._estimate(self._own.get(slot, _NOTHING), kind, log_prob)
-
-    def _estimate(self, own: dict[int, list[float]], kind: int, log_prob: float) -> float:
-        prior = math.exp(log_prob) if log_prob < 0.0 else 1.0  # drafters may claim anything
-        if (cell := self._all.get(kind)) is not None:
-            prior = (cell[0] + _PRIOR * prior) / (cell[1] + _PRIOR)
-        if (cell := own.get(kind)) is not None:
-            return (cell[0] + _GLOBAL * prior) / (cell[1] + _GLOBAL)
-        return prior
+        found = lib.pyspec_calibration_probability(self._handle.pointer, slot, kind, log_prob)
+        if found < 0.0:
+            raise last_failure()
+        return found
 
     def observe(self, slot: int, kind: int, hit: bool) -> None:
         """Counts a node whose parent was accepted."""
-        own = self._own.get(slot)
-        if own is None:
-            own = self._own[slot] = {}
-        for cells in (self._all, own):
-            cell = cells.get(kind)
-            if cell is None:
-                cells[kind] = [float(hit), 1.0]
-            else:
-                cell[0] = _FADE * cell[0] + hit
-                cell[1] = _FADE * cell[1] + 1.0
+        check(lib.pyspec_calibration_observe(self._handle.pointer, slot, kind, hit))
+
+    def learn(
+        self,
+        slot: int,
+        tree: DraftTree,
+        classes: Sequence[int],
+        path: Sequence[int],
+        drawn: Sequence[int],
+    ) -> None:
+        """Counts the children of every node of a path: one of them was right, or none.
+
+        Children that were proposed but not verified count as well: what they had to be is known.
+
+        Args:
+            slot: The sequence.
+            tree: What was proposed.
+            classes: Of its nodes, or of as many of the first ones as are to count.
+            path: Nodes of `tree`, from the root.
+            drawn: The token that was drawn behind each of them.
+        """
+        check(
+            lib.pyspec_calibration_learn(
+                self._handle.pointer,
+                slot,
+                len(classes),
+                tree.token_list,
+                tree.parent_list,
+                classes,
+                len(path),
+                path,
+                drawn,
+            )
+        )
 
     def forget(self, slot: int) -> None:
         """Drops what a slot's request has taught; what all have taught stays."""
-        self._own.pop(slot, None)
-
-
-def _place(depth: int, first: bool, log_prob: float) -> int:
-    """The class of a node among those of the same drafters."""
-    level = bisect_left(_EDGES, -log_prob)
-    return ((depth if depth < DEPTHS else DEPTHS) * RANKS + (not first)) * BINS + level
-
-
-def _later_children(tree: DraftTree) -> set[int]:
-    """The nodes that are not the most probable child of their parent."""
-    parents, log_probs = tree.parent_list, tree.log_prob_list
-    later: set[int] = set()
-    best: dict[int, int] = {}
-    for node, parent in enumerate(parents):
-        other = best.setdefault(parent, node)
-        if other == node:
-            continue
-        if log_probs[node] > log_probs[other]:
-            best[parent] = node
-            later.add(other)
-        else:
-            later.add(node)
-    return later
+        lib.pyspec_calibration_forget(self._handle.pointer, slot)

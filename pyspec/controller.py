@@ -22,12 +22,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from pyspec.calibration import NO_CLASS, Calibration
+from pyspec.calibration import Calibration
 from pyspec.cost import COLUMNS, CostCurve
-from pyspec.drafter import DraftContext, Drafter, Outcome, StepCost
+from pyspec.drafter import Coast, DraftContext, Drafter, Outcome, Passed, StepCost, Text
+from pyspec.native.pilot import PilotRules
 from pyspec.planner import Planner
 from pyspec.tree import DraftTree, TreeBuilder
+
+if TYPE_CHECKING:
+    from pyspec.native.pilot import Pilot
 
 
 @dataclass(slots=True)
@@ -36,8 +41,8 @@ class Proposal:
 
     Attributes:
         tree: All of it.
-        classes: The class of every node but the root, as far as it was valued.
-        free_classes: The same when only the free drafters had been asked.
+        classes: The class of every node.
+        free_classes: Those of the first nodes when only the free drafters had been asked.
         kept: The nodes that are verified.
     """
 
@@ -47,6 +52,7 @@ class Proposal:
     kept: list[int] = field(default_factory=list)
 
 
+_BRIEFED = 256  # steps for which a pilot's rules hold, if nothing else happens
 _CAUTION = 1.05  # what columns are taken to cost, as a factor
 
 
@@ -76,6 +82,7 @@ class Controller(Drafter):
         self._sizes = [n for n in COLUMNS if n <= max_nodes]
         self._calibration = Calibration()
         self._proposals: dict[int, Proposal] = {}
+        self._briefed: dict[int, int] = {}  # by slot: the step until which its pilot's rules hold
         self._listeners = set(self._costly)
         self._floor = 0.0  # of a node's value, in this step
         self._tokens = 0
@@ -88,6 +95,22 @@ class Controller(Drafter):
         return frozenset(source.name for source in self.sources)
 
     # ---- a step ----
+
+    def coast(self, texts: Sequence[Text], alone: bool) -> Coast | None:
+        steps = self.planner.steps_ahead(bool(self._free))
+        if steps < 1 or self._observers or self._cost_observers:
+            return None
+        if self.planner.is_plain or not self._free:
+            return Coast(steps)
+        pilot = self._free[0].pilot(texts[0].slot) if alone and len(self._free) == 1 else None
+        if pilot is None:
+            return None
+        self._brief(pilot, texts[0].slot)
+        return Coast(steps, pilot, self._free_names)
+
+    def coasted(self, passed: Sequence[Passed]) -> None:
+        self.planner.coasted(passed)
+        self._change_listeners()
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         self._proposals.clear()
@@ -152,9 +175,13 @@ class Controller(Drafter):
             source.observe(outcomes)
 
     def observe_cost(self, cost: StepCost) -> None:
+        self._briefed.clear()
         self.planner.observe_cost(cost, self._tokens)
         for source in self._cost_observers:
             source.observe_cost(cost)
+        self._change_listeners()
+
+    def _change_listeners(self) -> None:
         if self.planner.may_change_listeners:
             for name, source in self._costly.items():
                 self._listen(source, self.planner.listens(name))
@@ -165,6 +192,7 @@ class Controller(Drafter):
             self._listeners ^= {source.name}
 
     def forget(self, slot: int) -> None:
+        self._briefed.pop(slot, None)
         self.planner.forget(slot)
         self._proposals.pop(slot, None)
         self._calibration.forget(slot)
@@ -174,6 +202,26 @@ class Controller(Drafter):
     def close(self) -> None:
         for source in self.sources:
             source.close()
+
+    def _brief(self, pilot: Pilot, slot: int) -> None:
+        """Tells a pilot what drafts are worth, unless it was told a while ago and nothing changed."""
+        planner, curve = self.planner, self.curve
+        if planner.step < self._briefed.get(slot, 0):
+            return
+        self._briefed[slot] = planner.step + _BRIEFED
+        one, names = curve.ms(1), self._free_names
+        pilot.set_rules(
+            PilotRules(
+                self._calibration,
+                slot,
+                self._calibration.first_class(names, names),
+                max_nodes=self._sizes[-1],
+                root_ms=one,
+                column_ms=curve.least_column_ms(1, self._sizes),
+                costs_ms=[(n, _CAUTION * (curve.ms(n) - one)) for n in self._sizes[1:]],
+                **planner.terms_of(slot),
+            )
+        )
 
     # ---- propose ----
 
@@ -272,18 +320,11 @@ class Controller(Drafter):
 
         Children that were proposed but not verified count as well: what they had to be is known.
         """
-        path, kept, slot = outcome.path, proposal.kept, outcome.slot
-        free = proposal.free_classes
-        drawn = dict(zip([kept[node] for node in path.nodes], path.tokens, strict=True))
-        tokens = proposal.tree.token_list
-        for node, parent in enumerate(proposal.tree.parent_list):
-            if parent not in drawn:
-                continue
-            hit = tokens[node] == drawn[parent]
-            if (kind := proposal.classes[node - 1]) != NO_CLASS:
-                self._calibration.observe(slot, kind, hit)
-            if node <= len(free) and (kind := free[node - 1]) != NO_CLASS:
-                self._calibration.observe(slot, kind, hit)
+        path, tree, slot = outcome.path, proposal.tree, outcome.slot
+        nodes = [proposal.kept[node] for node in path.nodes]
+        for classes in (proposal.classes, proposal.free_classes):
+            if classes:
+                self._calibration.learn(slot, tree, classes, nodes, path.tokens)
 
 
 def _are_roots(trees: Sequence[DraftTree]) -> bool:

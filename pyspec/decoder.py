@@ -6,17 +6,19 @@
     commit    each sequence moves along its accepted path; the rest of its tree is forgotten
     emit      the drafter learns the outcome, the tokens become text
 
-Which drafter it is, the decoder does not know.
+Which drafter it is, the decoder does not know. Where it need not be asked, a single sequence takes
+several steps in one native call (`Decoder._coast`): plain ones, or with the trees of a pilot.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Many
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from pyspec.accept import AcceptedPath
-from pyspec.drafter import Drafter, Outcome, StepCost
+from pyspec.drafter import Coast, Drafter, Outcome, Passed, StepCost
 from pyspec.errors import PyspecError, SamplerError
 from pyspec.logprobs import token_logprob
 from pyspec.sequence import Sequence
@@ -31,22 +33,40 @@ A grammar can double the ways that it must follow with every token. Its request 
 all time and memory; the others go on.
 """
 
+COAST_MS = 8.0
+"""Time after which a coast takes no further step: text is to come at a steady pace."""
+
 
 class Turn(NamedTuple):
-    """One sequence's part in a step."""
+    """One sequence's part in a step.
+
+    Attributes:
+        sequence: The sequence.
+        tree: Its tree.
+        path: What was accepted of it.
+        plain: A token of every plain step that was taken together with it.
+    """
 
     sequence: Sequence
     tree: DraftTree
     path: AcceptedPath
+    plain: tuple[int, ...] = ()
 
 
 class Emission(NamedTuple):
-    """What one step added to one sequence, and the tree that it came from."""
+    """What one step added to one sequence; a `Turn` and its text."""
 
     sequence: Sequence
     text: str
     tree: DraftTree
     path: AcceptedPath
+    plain: tuple[int, ...] = ()
+
+    def single(self) -> list[Emission]:
+        """The same step by step, without text."""
+        tokens = (self.path.bonus_token, *self.plain)
+        plain = [Emission(self.sequence, "", *_plain(*pair)) for pair in pairwise(tokens)]
+        return [Emission(self.sequence, "", self.tree, self.path), *plain]
 
 
 class Decoder:
@@ -58,23 +78,96 @@ class Decoder:
         self.clock = StepClock()
 
     def step(self, sequences: Many[Sequence]) -> list[Emission]:
-        """One step for every sequence at once; each emits at least one token, or fails alone."""
+        """One step for every sequence at once, or several of a single one.
+
+        Each sequence emits at least one token, or fails alone.
+        """
         with self.clock as clock:
-            with clock.stage("draft"):
-                trees = self._propose(sequences)
-            with clock.stage("verify"):
-                self._verify(sequences, trees)
-            with clock.stage("sample"):
-                turns = self._accept(sequences, trees)
-            with clock.stage("commit"):
-                self._commit(turns)
-            emissions = self._emit(turns)
+            turns, passed = self._coast(sequences)
+            columns = 0
+            if not passed:
+                turns, columns = self._speculate(sequences)
+            emissions = [Emission(one[0], one[0].emit(*one[1:]), *one[1:]) for one in turns]
         for sequence in sequences:
             sequence.stats.add_time(clock)
-        columns = len(trees) * max(len(tree) for tree in trees)
-        draft_ms = clock.ms["draft"]
-        self.drafter.observe_cost(StepCost(columns, draft_ms, clock.total_ms - draft_ms))
+        if passed:
+            self.drafter.coasted(passed)
+        else:
+            draft_ms = clock.ms["draft"]
+            self.drafter.observe_cost(StepCost(columns, draft_ms, clock.total_ms - draft_ms))
         return emissions
+
+    def _speculate(self, sequences: Many[Sequence]) -> tuple[list[Turn], int]:
+        """A step with drafts; returns the tokens in its pass, too."""
+        with self.clock.stage("draft"):
+            trees = self._propose(sequences)
+        turns = self._walk(sequences, trees)
+        self.drafter.observe([Outcome(one.sequence.slot, one.tree, one.path) for one in turns])
+        return turns, len(trees) * max(len(tree) for tree in trees)
+
+    def _walk(self, sequences: Many[Sequence], trees: list[DraftTree]) -> list[Turn]:
+        with self.clock.stage("verify"):
+            self._verify(sequences, trees)
+        with self.clock.stage("sample"):
+            turns = self._accept(sequences, trees)
+        with self.clock.stage("commit"):
+            self._commit(turns)
+        return turns
+
+    # ---- steps for which the drafter need not be asked ----
+
+    def _coast(self, sequences: Many[Sequence]) -> tuple[list[Turn], list[Passed]]:
+        """Steps without the drafter, where there are any."""
+        first, n = sequences[0], len(sequences)
+        with self.clock.stage("draft"):
+            coast = self.drafter.coast(sequences, n == 1 and first.is_free)
+        if coast is None:
+            return [], []
+        if n == 1 and first.may_coast:
+            return self._coast_alone(first, coast)
+        began = time.perf_counter()
+        turns = self._walk(sequences, [DraftTree.root(one.tokens[-1]) for one in sequences])
+        return turns, [Passed(1, n, n, n, 1e3 * (time.perf_counter() - began))]
+
+    def _coast_alone(self, sequence: Sequence, coast: Coast) -> tuple[list[Turn], list[Passed]]:
+        """Several steps in one native call: where steps are short, Python is what takes long.
+
+        None where the pilot gives way at once.
+        """
+        root, ms = sequence.tokens[-1], self.clock.ms
+        with self.clock.stage("verify"):
+            steps, sample_ms, commit_ms = self.verifier.coast(
+                sequence.slot,
+                root,
+                sequence.sampler,
+                max_steps=coast.steps,
+                max_tokens=sequence.remaining,
+                stop_at_end=sequence.is_end is not None,
+                max_ms=COAST_MS,
+                pilot=coast.pilot,
+                text=sequence.tokens,
+            )
+        ms["verify"] -= sample_ms + commit_ms
+        ms["sample"], ms["commit"] = sample_ms, commit_ms
+        turns, passed = [], []
+        for is_plain, run in groupby(steps, lambda step: step.tree is None):
+            if is_plain:
+                several = list(run)
+                tokens = [one.drawn[0] for one in several]
+                turns.append(Turn(sequence, *_plain(root, tokens[0]), tuple(tokens[1:])))
+                n = len(tokens)
+                passed.append(Passed(n, 1, 1, n, sum([one.ms for one in several])))
+                root = tokens[-1]
+                continue
+            for one in run:
+                if one.tree is not None:
+                    path = AcceptedPath.trusted(tuple(one.path), tuple(one.drawn))
+                    turns.append(Turn(sequence, one.tree.marked(coast.source), path))
+                    passed.append(Passed(1, 1, len(one.tree), len(one.drawn), one.ms))
+                    root = one.drawn[-1]
+        return turns, passed
+
+    # ---- the parts of a step ----
 
     def _propose(self, sequences: Many[Sequence]) -> list[DraftTree]:
         limit = self.verifier.max_nodes
@@ -118,6 +211,7 @@ class Decoder:
     def _commit(self, turns: list[Turn]) -> None:
         self.verifier.commit([turn.sequence.slot for turn in turns], [turn.path for turn in turns])
 
-    def _emit(self, turns: list[Turn]) -> list[Emission]:
-        self.drafter.observe([Outcome(turn.sequence.slot, turn.tree, turn.path) for turn in turns])
-        return [Emission(turn[0], turn[0].emit(*turn[1:]), *turn[1:]) for turn in turns]
+
+def _plain(root: int, token: int) -> tuple[DraftTree, AcceptedPath]:
+    """Tree and path of a plain step that drew `token` behind `root`."""
+    return DraftTree.root(root), AcceptedPath.trusted((0,), (token,))

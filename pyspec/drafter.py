@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from pyspec.config import DraftConfig, DraftLimits
 from pyspec.model_file import ModelFile
@@ -17,6 +17,19 @@ from pyspec.tree import DraftTree
 if TYPE_CHECKING:
     from pyspec.accept import AcceptedPath
     from pyspec.native import NativeEngine
+    from pyspec.native.pilot import Pilot
+
+
+class Text(Protocol):
+    """What a sequence holds, and where."""
+
+    @property
+    def slot(self) -> int:
+        """The sequence's slot in the engine."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output so far."""
 
 
 class DraftContext(NamedTuple):
@@ -69,6 +82,41 @@ class StepCost(NamedTuple):
     columns: int
     draft_ms: float
     rest_ms: float
+
+
+class Coast(NamedTuple):
+    """Steps for which a drafter need not be asked.
+
+    Attributes:
+        steps: So many from here on, at most.
+        pilot: Drafts in them; without one they are plain.
+        source: Whose drafts the pilot's are.
+    """
+
+    steps: int
+    pilot: Pilot | None = None
+    source: frozenset[str] = frozenset()
+
+
+class Passed(NamedTuple):
+    """Steps of a coast, all alike.
+
+    Attributes:
+        steps: Their number.
+        n: Sequences in each.
+        columns: Tokens in the target's pass of each.
+        tokens: Tokens of all of them.
+        ms: Wall time of all of them.
+    """
+
+    steps: int
+    n: int
+    columns: int
+    tokens: int
+    ms: float
+
+
+_FOR_EVER = Coast(1 << 30)
 
 
 class Drafter(ABC):
@@ -124,6 +172,26 @@ class Drafter(ABC):
         """Most nodes that this drafter's trees can have under `config`, the root included."""
         return cls.limits_of(config).nodes
 
+    def coast(self, texts: Sequence[Text], alone: bool) -> Coast | None:
+        """The steps from here on for which it need not be asked, if there are any.
+
+        Asked first in every step. In the steps of a coast neither `propose` nor `observe` nor
+        `observe_cost` is called, but `coasted`.
+
+        Args:
+            texts: The sequences.
+            alone: Whether it is one sequence without limits of its own that may go several steps
+                without anybody looking at it. Only then a pilot can be used.
+        """
+        return None
+
+    def coasted(self, passed: Sequence[Passed]) -> None:  # noqa: B027 - optional
+        """Steps of a coast went by, perhaps fewer than it allowed."""
+
+    def pilot(self, slot: int) -> Pilot | None:
+        """What can stand for it in a coast, for each slot the same; None where nothing can."""
+        return None
+
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         """One tree per context, in order, within each context's limits.
@@ -166,6 +234,9 @@ class PlainDecoding(Drafter):
     @classmethod
     def max_nodes(cls, config: DraftConfig) -> int:
         return 1
+
+    def coast(self, texts: Sequence[Text], alone: bool) -> Coast | None:
+        return _FOR_EVER
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [DraftTree.root(context.root) for context in contexts]

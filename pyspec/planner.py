@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspec.cost import CostCurve, follow
-from pyspec.drafter import DraftContext, Outcome, StepCost
+from pyspec.drafter import DraftContext, Outcome, Passed, StepCost
 
 _FADE = 0.98  # of a drafter's record, per step
 _LOCAL = 0.9  # of the record of all steps: text repeats itself here, and is new there
@@ -28,11 +29,8 @@ _ABORT = 4.0  # tokens a sequence that a trial may lose before it ends early
 _GROWTH = 3  # by which the interval between trials grows at most, if they lose next to nothing
 _SHARE = 0.003  # of all tokens that the trials of one drafter may cost
 _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least and at most
-_HOLD = 8  # steps that it stands that nobody is asked, while the free drafters are silent
-_TRIFLE = 0.005  # of speed that asking the free drafters in vain may cost
-_USE_FADE = 0.95  # of what asking the free drafters gives, per step that does
-_SPARSE = 3  # steps that one counts for, at most, after others in which they were not asked
-_RECORDED = 4  # steps without drafts, of which one is learned from, for all of them
+_HOLD, _LONG_HOLD = 8, 256  # steps that it stands that nobody is asked, while the free are silent
+_AHEAD = 256  # steps of which it can be known that nothing need be decided in them, at most
 _EARSHOT = 64  # steps before and after being asked in which a drafter listens
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
 _CREDIT = 24.0  # tokens a sequence that the balance holds at most
@@ -109,15 +107,11 @@ class Planner:
         self._lost = 0.0  # tokens that it has lost
         self._spent = 0.0  # the same, with what it had to catch up with
         self._hold = 0  # step until which nobody is asked while the free drafters are silent
-        self._plain_steps = 0  # in which nobody had anything to propose
-        self.silent = False  # nor in this one
+        self._patience = _HOLD  # steps of the next hold
+        self.silent = False  # nobody had anything to propose in this step
         self.idle = False  # nothing was drafted in this step, whatever there is
-        self._use = 1.0  # tokens that asking the free drafters wins in a step, as of late
-        self._rested = 0  # steps since they were asked
-        self._every = 0  # steps of which one asks them while that loses
-        self._asking_ms = 0.0  # what it takes to ask them, itself
-        self._idle_ms = 0.0  # what a step takes in which they are not asked
-        self._silent_ms = 0.0  # and one in which they are, and have nothing
+        self._next_change = _EARSHOT  # step in which listeners may change
+        self._vain_ms = 0.0  # what a step takes in which the free drafters are asked in vain
         self._free_worth = 0.0  # of the trees of the free drafters in this step
         self._balance = _CREDIT
         self.rate = 1.0
@@ -126,6 +120,11 @@ class Planner:
         What a millisecond is worth depends on the text here: tokens that are not gained now are made
         at the speed of the steps that follow.
         """
+
+    @property
+    def step(self) -> int:
+        """Steps so far."""
+        return self._step
 
     @property
     def holds(self) -> bool:
@@ -142,31 +141,26 @@ class Planner:
     # ---- choose ----
 
     def rests(self) -> bool:
-        """Begins a step; True where nobody is asked, not even for free.
-
-        That is so while the balance is negative, and in most steps while asking the free drafters
-        loses tokens: where the model is so small that it takes a part of the step that can be felt.
-        """
+        """Begins a step; True where nobody is asked, not even for free: the balance is negative."""
         self._step += 1
-        self.idle = self._balance < 0.0 or (
-            self._use < 0.0
-            and self._every > 1
-            and self._step % self._every != 0
-            and not self._trying
-        )
-        self._rested += self.idle
+        self.idle = self._balance < 0.0
         return self.idle
 
     def begin(self, contexts: Sequence[DraftContext]) -> None:
         """Begins to plan a step in which it does not rest."""
         self._n = len(contexts)
         self._asked = ""
-        recent = self._recent_of(self._n)
-        self.rate = max(recent.tokens, 1e-3) / recent.ms
+        self.rate = self.rate_of(self._n)
 
-    def _free_ms(self) -> float:
-        """What asking the free drafters takes, with what it does to the processor's caches."""
-        return max(self._silent_ms - self._idle_ms if self._idle_ms else 0.0, self._asking_ms)
+    def rate_of(self, n: int) -> float:
+        """The rate of steps of `n` sequences."""
+        recent = self._recent_of(n)
+        return max(recent.tokens, 1e-3) / recent.ms
+
+    def asking_costs(self, n: int) -> float:
+        """Tokens a sequence that are lost where the free drafters are asked in vain."""
+        plain = self.curve.ms(n)
+        return max(self._vain_ms - plain, 0.0) / plain
 
     def ask(self, contexts: Sequence[DraftContext], worth: float, tokens: float) -> str:
         """The drafter to ask in this step; empty for nobody.
@@ -180,8 +174,6 @@ class Planner:
         self._free_worth = worth
         slots = self._allowed(contexts)
         allowed = list(slots)
-        if not allowed:
-            return ""
         if self._trying not in allowed:
             self._trying = ""
         if not self._trying:
@@ -194,8 +186,11 @@ class Planner:
             self._known[self._asked].last = self._step
         self._slots = slots.get(self._asked, frozenset())
         if tokens == self._n and not self._asked:  # the free drafters are silent
-            due = min(self._known[name].due for name in allowed)
-            self._hold = min(self._step + _HOLD, due)
+            due = min([self._known[name].due for name in allowed], default=self._step + _AHEAD)
+            self._hold = min(self._step + self._patience, due)
+            self._patience = min(2 * self._patience, _LONG_HOLD)
+        elif self._asked:
+            self._patience = _HOLD
         return self._asked
 
     def _allowed(self, contexts: Sequence[DraftContext]) -> dict[str, frozenset[int]]:
@@ -225,7 +220,10 @@ class Planner:
     @property
     def may_change_listeners(self) -> bool:
         """Whether it is time to ask who listens."""
-        return self._step % _EARSHOT == 0
+        if self._step < self._next_change:
+            return False
+        self._next_change = self._step + _EARSHOT
+        return True
 
     def _is_place_for(self, name: str, tokens: float) -> bool:
         """Whether a trial fits here: not where the free drafters promise much as it is."""
@@ -233,9 +231,14 @@ class Planner:
 
     def _worth(self, name: str, slots: frozenset[int]) -> float:
         """What a step is worth to the sequences that asks `name` for those in `slots`."""
-        known, n = self._known[name], self._n
-        if not known.all:
+        if not self._known[name].all:
             return -math.inf
+        tokens, ms = self._usual(name, slots)
+        return tokens - self.rate * ms
+
+    def _usual(self, name: str, slots: frozenset[int]) -> tuple[float, float]:
+        """Expected tokens and milliseconds of a step that asks `name` for the sequences in `slots`."""
+        known, n = self._known[name], self._n
         if n in known.all:
             usual, ms = known.all[n].mean_tokens / n, known.all[n].mean_ms
         else:  # known for another number of sequences: scaled as plain decoding is
@@ -243,7 +246,7 @@ class Planner:
             usual = known.all[other].mean_tokens / other
             ms = known.all[other].mean_ms * self.curve.ms(n) / self.curve.ms(other)
         tokens = sum([_expected(known.own.get(slot), usual) for slot in slots])
-        return tokens + (n - len(slots)) - self.rate * ms
+        return tokens + (n - len(slots)), ms
 
     def _begin_trial(self, allowed: list[str], tokens: float) -> None:
         for name in allowed:
@@ -277,41 +280,71 @@ class Planner:
 
     def observe_cost(self, cost: StepCost, tokens: int) -> None:
         """Learns what a step cost that gave `tokens` in all."""
-        alike = 1
-        if self.idle or self.silent:  # plain decoding must stay as fast as it is
-            self._plain_steps += 1
-            if self._plain_steps % _RECORDED:
-                self._balance += _INTEREST * tokens
-                return
-            self._n, self._asked, alike = cost.columns, "", _RECORDED
+        if self.idle or self.silent:
+            self._n, self._asked = cost.columns, ""
         n, ms = self._n, cost.draft_ms + cost.rest_ms
         self.curve.observe(cost.columns, cost.rest_ms)
-        self._recent_of(n).add(tokens, ms, _LOCAL, alike)
-        if not self._asked:
-            self._learn_free(cost, tokens)
+        self._recent_of(n).add(tokens, ms, _LOCAL)
+        if not (self._asked or self.idle) and cost.columns == n:
+            self._vain_ms = follow(self._vain_ms, ms)
         self._balance += _INTEREST * tokens - self._loss(cost, tokens)
         self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
         if self._asked:
             self._learn(cost, tokens)
 
-    def _learn_free(self, cost: StepCost, tokens: int) -> None:
-        ms = cost.draft_ms + cost.rest_ms
-        if self.idle:
-            self._idle_ms = follow(self._idle_ms, ms)
-            return
-        if self._rested:  # it speaks for the steps that were left out, too
-            fade = _USE_FADE ** min(1 + self._rested, _SPARSE)
+    # ---- coasts ----
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody is asked in the steps ahead, not even for free: the balance is negative."""
+        return self._balance < 0.0
+
+    def steps_ahead(self, free: bool) -> int:
+        """Steps from here on for which nothing need be decided, but by a pilot of the free drafters.
+
+        Args:
+            free: Whether there are free drafters.
+        """
+        if self.is_plain:
+            steps = math.ceil(-self._balance / (_INTEREST * self._n))
+        elif self._asked or self._trying or not all([one.all for one in self._known.values()]):
+            return 0
+        elif not free:
+            steps = self._hold - self._step - 1
         else:
-            fade = _USE_FADE ** (_RECORDED if self.silent else 1)
-        self._rested = 0
-        if cost.columns == self._n:
-            self._asking_ms = follow(self._asking_ms, cost.draft_ms)
-            self._silent_ms = follow(self._silent_ms, ms)
-            lost = self._n * self._free_ms() / self.curve.ms(self._n)
-        else:
-            lost = self._loss(cost, tokens)
-        self._every = int(self._free_ms() / (_TRIFLE * self.curve.ms(self._n)))
-        self._use = fade * self._use - (1.0 - fade) * lost
+            dues = [one.due - self._step - 1 for one in self._known.values()]
+            steps = min([due for due in dues if due > 0], default=_AHEAD)
+        return min(steps, _AHEAD)
+
+    def terms_of(self, slot: int) -> dict[str, Any]:
+        """What a pilot of the free drafters must know, as `PilotRules` has it.
+
+        Args:
+            slot: The one sequence.
+        """
+        self._n, recent = 1, self._recent_of(1)
+        waits = any(
+            [self._step >= one.due for one in self._known.values()]
+        )  # a trial for its place
+        slots = frozenset((slot,))
+        return {
+            "recent": (recent.tokens, recent.ms),
+            "fade": _LOCAL,
+            "others": [self._usual(name, slots) for name, one in self._known.items() if one.all],
+            "margin": _MARGIN,
+            "least": _ENOUGH - 1.0 if waits else 0.0,
+        }
+
+    def coasted(self, passed: Sequence[Passed]) -> None:
+        """Steps of a coast went by."""
+        for steps, n, columns, tokens, ms in passed:
+            self._step += steps
+            self.curve.observe(columns, ms / steps)
+            self._recent_of(n).add(tokens / steps, ms / steps, _LOCAL, steps)
+            self._balance += _INTEREST * tokens
+            if columns > n:
+                self._balance -= n * self.curve.ms(columns) / self.curve.ms(n) - tokens
+            self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
 
     def _loss(self, cost: StepCost, tokens: int) -> float:
         """Tokens that plain decoding would have given in the same time, less those there are.
@@ -320,8 +353,10 @@ class Planner:
         """
         n = self._n
         plain = self.curve.ms(n)
-        draft_ms = min(cost.draft_ms, plain) if self._asked else 0.0
+        draft_ms = min(cost.draft_ms, plain)
         if cost.columns == n:  # the roots alone, as in plain decoding
+            if not self._asked:
+                return 0.0 if self.idle else n * self.asking_costs(n)
             return n * draft_ms / plain
         return n * (draft_ms + self.curve.ms(cost.columns)) / plain - tokens
 
@@ -331,7 +366,6 @@ class Planner:
         if not trial or self._tried:
             known.all.setdefault(n, Record()).add(tokens, cost.draft_ms + cost.rest_ms)
         if not trial:
-            self._use = max(self._use, 0.0)  # nobody is asked while the free ones are not
             return
         lost = self._free_worth - (tokens - self.rate * (cost.draft_ms + cost.rest_ms))
         self._spent += lost

@@ -95,6 +95,18 @@ class Sequence:
         emitted = len(self.tokens) - self.prompt_length
         return min(self.max_tokens - emitted, self.room - len(self.tokens) + 1)
 
+    @property
+    def may_coast(self) -> bool:
+        """Whether nothing but its end must be looked at between one token and the next."""
+        return (
+            not self.text.has_stops and self.top_logprobs is None and not self.sampler.has_grammar
+        )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may coast, and sets no limits of its own to drafting."""
+        return self.may_coast and self.draft in _ALL and self.draft_nodes is None
+
     def draft_context(self, max_nodes: int) -> DraftContext:
         """What the drafter gets: at most `max_nodes` nodes, no deeper than can be emitted."""
         free = self.room - len(self.tokens) + 1
@@ -108,11 +120,16 @@ class Sequence:
         stop = self.text.count_until_stop(path.tokens)
         return path.truncate(stop, self.remaining)
 
-    def emit(self, tree: DraftTree, path: AcceptedPath) -> str:
-        """Takes over a committed path; returns the text that is now safe to show."""
+    def emit(self, tree: DraftTree, path: AcceptedPath, plain: tuple[int, ...] = ()) -> str:
+        """Takes over a committed path, and the tokens of plain steps behind it.
+
+        Returns:
+            The text that is now safe to show.
+        """
         self.stats.add_path(tree, path)
-        emitted = path.tokens
-        if self.is_end is not None and self.is_end(path.bonus_token):
+        self.stats.add_plain(len(plain))
+        emitted = path.tokens + plain
+        if self.is_end is not None and self.is_end(emitted[-1]):
             emitted = emitted[:-1]
             self.finish_reason = FinishReason.STOP
         self.tokens.extend(emitted)

@@ -116,6 +116,12 @@ class Stats:
             mark = tree.sources[node]
             self._accepted_marks[mark] = self._accepted_marks.get(mark, 0) + 1
 
+    def add_plain(self, steps: int) -> None:
+        """Counts steps whose trees were roots alone."""
+        if steps:
+            self.steps += steps
+            self.trees[1] = self.trees.get(1, 0) + steps
+
     @property
     def drafted_by_depth(self) -> list[int]:
         """``[d]``: steps whose tree reached depth d + 1."""

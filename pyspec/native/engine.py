@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from pyspec.config import SPLIT_MODES, EngineConfig, SamplingConfig
 from pyspec.errors import ArgumentError, TreeError
 from pyspec.native.binding import Handle, Progress, check, ffi, last_failure, lib, text
+from pyspec.native.pilot import Pilot
 from pyspec.native.sampler import NativeSampler
+from pyspec.tree import DraftTree
 
 #: ggml_type of each name that `EngineConfig` allows for a cache.
 CACHE_TYPES = {
@@ -130,6 +132,64 @@ class DflashDrafts(NamedTuple):
     confidence: NDArray[np.float32] | None
 
 
+class CoastStep(NamedTuple):
+    """A step of `NativeEngine.coast`.
+
+    Attributes:
+        ms: Wall time.
+        path: Accepted nodes, the root first.
+        drawn: The token drawn behind each of them.
+        tree: The tree; None for a root alone.
+    """
+
+    ms: float
+    path: list[int]
+    drawn: list[int]
+    tree: DraftTree | None
+
+
+class CoastSteps(NamedTuple):
+    """What `NativeEngine.coast` returns.
+
+    Attributes:
+        steps: The steps.
+        sample_ms: What drawing took in all of them.
+        commit_ms: And committing.
+    """
+
+    steps: list[CoastStep]
+    sample_ms: float
+    commit_ms: float
+
+
+_COAST_STEPS = 32
+
+
+def _new_coast_steps(max_nodes: int) -> tuple[Any, dict[str, Any]]:
+    """A `pyspec_coast_steps *` and the arrays that it points to."""
+    arrays = {name: ffi.new("int32_t[]", _COAST_STEPS) for name in ("nodes", "accepted", "us")}
+    for name in ("tokens", "parents", "depths", "path", "drawn"):
+        arrays[name] = ffi.new("int32_t[]", _COAST_STEPS * max_nodes)
+    arrays["log_probs"] = ffi.new("float[]", _COAST_STEPS * max_nodes)
+    return ffi.new("pyspec_coast_steps *", arrays), arrays
+
+
+def _coast_steps(steps: Any) -> list[CoastStep]:
+    found, n = [], steps.n_steps
+    sizes, lengths = ffi.unpack(steps.nodes, n), ffi.unpack(steps.accepted, n)
+    times, drawn = ffi.unpack(steps.us, n), ffi.unpack(steps.drawn, sum(lengths))
+    nodes = walked = 0
+    for size, length, us in zip(sizes, lengths, times, strict=True):
+        path, tree = [0], None
+        if size > 1:
+            path = ffi.unpack(steps.path + walked, length)
+            arrays = (steps.tokens, steps.parents, steps.depths, steps.log_probs)
+            tree = DraftTree.trusted(*[ffi.unpack(array + nodes, size) for array in arrays])
+        found.append(CoastStep(us / 1e3, path, drawn[walked : walked + length], tree))
+        nodes, walked = nodes + size, walked + length
+    return found
+
+
 def _abort(pointer: Any) -> None:
     lib.pyspec_engine_abort(pointer, True)
 
@@ -160,6 +220,7 @@ class NativeEngine:
         # Buffers that every step reuses.
         self._nodes = ffi.new("int32_t[64]")
         self._counts = ffi.new("int32_t[2]")
+        self._coast_steps, self._coast_arrays = _new_coast_steps(64)
 
     # ---- life ----
 
@@ -441,6 +502,60 @@ class NativeEngine:
                 bonus,
             )
             return ffi.unpack(self._nodes, n[0]), bonus[0]
+
+    def coast(
+        self,
+        sampler: NativeSampler,
+        slot: int,
+        root: int,
+        *,
+        max_steps: int,
+        max_tokens: int,
+        stop_eog: bool = True,
+        max_ms: float = 0.0,
+        pilot: Pilot | None = None,
+        text: Sequence[int] = (),
+    ) -> CoastSteps:
+        """Decodes a sequence for a while in one call, as `verify`, `accept` and `commit` would.
+
+        Args:
+            sampler: The request's sampler; advances by one token per drawn one.
+            slot: The sequence.
+            root: The last emitted token.
+            max_steps: Most steps; 32 are taken at most.
+            max_tokens: Most tokens to draw.
+            stop_eog: End behind a token that ends generation.
+            max_ms: End behind the step after which so much time has passed.
+            pilot: Drafts; without one, steps are plain. A step in which it gives way is not taken.
+            text: All tokens up to and with the root, for the pilot; its index reads on from where it
+                is, and reads what is drawn.
+
+        Returns:
+            The steps; none if the pilot gives way at once. A pass that fails or is aborted behind the
+            first ends it early, and the failure is left to the next call.
+        """
+        steps = self._coast_steps
+        n_new, new = pilot.index.unread(text) if pilot is not None else (0, ffi.NULL)
+        with sampler.handle.lock:
+            self._call(
+                lib.pyspec_coast,
+                sampler.handle.pointer,
+                slot,
+                root,
+                min(max_steps, _COAST_STEPS),
+                min(max_tokens, 1 << 30),
+                stop_eog,
+                int(1e3 * max_ms),
+                ffi.NULL if pilot is None else pilot.rules,
+                n_new,
+                new,
+                steps,
+            )
+            found = _coast_steps(steps)
+        if pilot is not None:
+            drawn = sum([len(one.drawn) for one in found])
+            pilot.index.has_read(len(text) + drawn, found[-1].drawn[-1] if found else root)
+        return CoastSteps(found, steps.sample_us / 1e3, steps.commit_us / 1e3)
 
     def top(self, slot: int, node: int, top_k: int) -> tuple[list[int], list[float]]:
         """The `top_k` most probable tokens at a node of the last verified tree, best first.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from pyspec.config import MAX_NODES
 from pyspec.native.binding import Handle, check, ffi, lib
@@ -39,28 +40,47 @@ class SuffixIndex:
             depth: Deepest node.
             max_nodes: Most nodes, the root included.
         """
-        known, n = self._known, len(tokens)
-        if known > n or (known and tokens[known - 1] != self._last):
-            known = 0
-        if known == 0:
-            lib.pyspec_ngram_clear(self._handle.pointer)
-        self._known = 0  # unless the call succeeds
-        new = tokens[known:]
+        n_new, new = self.unread(tokens)
         count = lib.pyspec_ngram_draft(
             self._handle.pointer,
-            n - known,
-            new if isinstance(new, list) else list(new),
+            n_new,
+            new,
             min(depth, MAX_NODES),
             min(max_nodes, MAX_NODES),
             *self._nodes,
             self._log_probs,
         )
         check(count)
-        self._known, self._last = n, tokens[-1]
+        self.has_read(len(tokens), tokens[-1])
         if count == 1:
             return DraftTree.root(tokens[-1])
         nodes, parents, depths = (ffi.unpack(array, count) for array in self._nodes)
         return DraftTree.trusted(nodes, parents, depths, ffi.unpack(self._log_probs, count))
+
+    # ---- for native code that reads on its own ----
+
+    @property
+    def pointer(self) -> Any:
+        """The native index."""
+        return self._handle.pointer
+
+    def unread(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """How many of `tokens` it has not read, and these.
+
+        Until `has_read`, it counts as having read nothing: what fails halfway is read anew.
+        """
+        known = self._known
+        if known > len(tokens) or (known and tokens[known - 1] != self._last):
+            known = 0
+        if known == 0:
+            lib.pyspec_ngram_clear(self._handle.pointer)
+        self._known = 0
+        new = tokens[known:]
+        return len(new), new if isinstance(new, list) else list(new)
+
+    def has_read(self, n: int, last: int) -> None:
+        """It holds a text of `n` tokens now, `last` at its end."""
+        self._known, self._last = n, last
 
     def close(self) -> None:
         """Frees it. Safe to call twice."""

@@ -22,7 +22,8 @@ class NativeSampler:
     what it needs of the model, so it may outlive its engine.
     """
 
-    def __init__(self, pointer: Any) -> None:
+    def __init__(self, pointer: Any, has_grammar: bool = False) -> None:
+        self.has_grammar = has_grammar
         self.handle = Handle(pointer, "sampler")
         #: Every token it draws is the one with the greatest logit, whatever came before.
         self.greedy = bool(lib.pyspec_sampler_greedy(pointer))
@@ -58,14 +59,14 @@ class NativeSampler:
         )
         out = ffi.new("pyspec_sampler **")
         check(lib.pyspec_sampler_create(engine, params, out))
-        return cls(out[0])
+        return cls(out[0], bool(config.grammar))
 
     def clone(self) -> NativeSampler:
         """An independent copy that will draw what this one would."""
         out = ffi.new("pyspec_sampler **")
         with self.handle.lock:
             check(lib.pyspec_sampler_clone(self.handle.pointer, out))
-        return NativeSampler(out[0])
+        return NativeSampler(out[0], self.has_grammar)
 
     def reset(self) -> None:
         """Back to the state it was created in, random numbers included."""

@@ -196,7 +196,8 @@ class Speculation:
             for node in path.nodes[1:]
             for source in self._sources(tree, node)
         ]
-        ended = emission.sequence.tokens[-1] != path.bonus_token  # by a token that is no text
+        is_end = emission.sequence.is_end
+        ended = is_end is not None and is_end(path.bonus_token)
         return Taken(request, emission, drafted, accepted, len(path.tokens) - ended)
 
     def _sources(self, tree: DraftTree, node: int) -> list[str]:
@@ -207,7 +208,7 @@ class Speculation:
 
     def event(self, taken: Taken) -> dict[str, Any]:
         """What a subscriber gets of a sequence's step. Called in order, by the scheduler's thread."""
-        sequence, _, tree, path = taken.emission
+        sequence, _, tree, path, _ = taken.emission
         live = self._slots[sequence.slot]
         by_node = [self._sources(tree, node) for node in path.nodes[1:]]
         marks = [*by_node, [TARGET]][: taken.emitted]
@@ -222,7 +223,7 @@ class Speculation:
         }
 
     def _tree(self, taken: Taken) -> dict[str, Any]:
-        _, _, tree, path = taken.emission
+        tree, path = taken.emission.tree, taken.emission.path
         return {
             "tokens": [self._text(token) for token in tree.tokens.tolist()],
             "parents": tree.parents.tolist(),

@@ -141,7 +141,7 @@ class Telemetry:
         self.speculation = Speculation(scheduler.engine)
         self._scheduler = scheduler
         self._subscribers: dict[asyncio.Queue[str | None], Callable[[str | None], None]] = {}
-        scheduler.on_step = self._step
+        scheduler.on_step = self._steps
         scheduler.on_end = self._end
 
     def install(self, app: FastAPI) -> None:
@@ -156,9 +156,19 @@ class Telemetry:
 
     # ---- on the scheduler's thread ----
 
-    def _step(self, emissions: list[tuple[Job, Any]]) -> None:
+    def _steps(self, emissions: list[tuple[Job, Any]]) -> None:
+        """Takes in a step, or those of a coast."""
         clock = self._scheduler.engine.clock
         stages = {**clock.ms, "other": max(0.0, clock.total_ms - sum(clock.ms.values()))}
+        singles = [(job, one) for job, emission in emissions for one in emission.single()]
+        if len(singles) == len({id(job) for job, _ in singles}):
+            self._step(singles, stages)
+            return
+        share = {name: ms / len(singles) for name, ms in stages.items()}
+        for one in singles:
+            self._step([one], share)
+
+    def _step(self, emissions: list[tuple[Job, Any]], stages: dict[str, float]) -> None:
         taken = self.speculation.add_step(
             [(job.request_id, emission) for job, emission in emissions], stages
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pyspec import DraftConfig, DraftContext, Drafter, DraftTree, Engine, Outcome, SamplingConfig
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve
-from pyspec.drafter import StepCost
+from pyspec.drafter import Coast, Passed, StepCost, Text
 from pyspec.generate import Prompt
 
 
@@ -25,6 +25,7 @@ class Machine:
         passes: Milliseconds of a drafting pass by drafter.
         control_ms: Of the controller, in a step that asks anybody.
         idle_ms: Of the controller, in another.
+        coast_ms: Of a pilot, in a step of a coast.
         tree_ms: Of Python's share in a step with drafts beyond that of a plain one.
     """
 
@@ -32,6 +33,7 @@ class Machine:
     passes: dict[str, float]
     control_ms: float = 0.015
     idle_ms: float = 0.003
+    coast_ms: float = 0.003
     tree_ms: float = 0.09
 
 
@@ -64,6 +66,19 @@ class PlayedClock(Drafter):
             tree_ms = [(n, ms + machine.tree_ms * (n > 1)) for n, ms in machine.points]
             self.inner.curve = self.inner.planner.curve = CostCurve(tree_ms)
         self.native.timings(reset=True)
+
+    def coast(self, texts: Sequence[Text], alone: bool) -> Coast | None:
+        # A pilot measures what its steps take: each is told the played time of those before it.
+        getattr(self.inner, "_briefed", {}).clear()
+        coast = self.inner.coast(texts, alone)
+        return coast and coast._replace(steps=1)
+
+    def coasted(self, passed: Sequence[Passed]) -> None:
+        played = [one._replace(ms=one.steps * self.curve.ms(one.columns)) for one in passed]
+        self.ms += sum(one.ms for one in played)
+        if isinstance(self.inner, Controller):
+            self.ms += self.machine.coast_ms
+        self.inner.coasted(played)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         for source in getattr(self.inner, "sources", ()):

@@ -136,6 +136,178 @@ TEST(speculation_equals_plain_decoding) {
     CHECK(pyspec_seq_length(e, 1) == (int32_t) prompt.size() - 1 + n);
 }
 
+namespace {
+
+// Room for the steps of a coast, and what a pilot needs.
+struct Coast {
+    static constexpr int32_t most = 32;
+    std::vector<int32_t>     nodes, accepted, us, tokens, parents, depths, path, drawn;
+    std::vector<float>       log_probs;
+    pyspec_coast_steps       steps{};
+
+    Coast() : nodes(most), accepted(most), us(most) {
+        for (auto * array : { &tokens, &parents, &depths, &path, &drawn }) {
+            array->resize(64 * most);
+        }
+        log_probs.resize(64 * most);
+        steps.nodes     = nodes.data();
+        steps.accepted  = accepted.data();
+        steps.us        = us.data();
+        steps.tokens    = tokens.data();
+        steps.parents   = parents.data();
+        steps.depths    = depths.data();
+        steps.log_probs = log_probs.data();
+        steps.path      = path.data();
+        steps.drawn     = drawn.data();
+    }
+
+    int32_t n_drawn() const { return std::accumulate(accepted.begin(), accepted.begin() + steps.n_steps, 0); }
+};
+
+struct PilotParts {
+    pyspec_ngram *             index       = nullptr;
+    pyspec_calibration *       calibration = nullptr;
+    const std::vector<int32_t> sizes    = { 2, 3, 4, 6 };
+    const std::vector<double>  costs_ms = { 0.01, 0.02, 0.03, 0.05 };
+    pyspec_pilot               rules{};
+
+    PilotParts() {
+        CHECK_OK(pyspec_ngram_open(&index));
+        CHECK_OK(pyspec_calibration_open(&calibration));
+        rules.index         = index;
+        rules.calibration   = calibration;
+        rules.depth         = 5;
+        rules.max_nodes     = 6;
+        rules.root_ms       = 1.0;
+        rules.column_ms     = 0.01;
+        rules.n_sizes       = (int32_t) sizes.size();
+        rules.sizes         = sizes.data();
+        rules.costs_ms      = costs_ms.data();
+        rules.fade          = 0.9;
+        rules.recent_tokens = 1.0;
+        rules.recent_ms     = 1.0;
+    }
+    ~PilotParts() {
+        pyspec_ngram_close(index);
+        pyspec_calibration_close(calibration);
+    }
+};
+
+} // namespace
+
+TEST(coasting_equals_single_steps) {
+    EnginePtr                  engine = open();
+    pyspec_engine * const      e      = engine.get();
+    const std::vector<int32_t> prompt = tokenize(e, "a = 1\nb = 2\nc = 3\na = 1\nb = 2\nc = 3\na = 1\n");
+    pyspec_sampler_params      sampling = pyspec_sampler_default_params();
+    for (const float temp : { 0.0f, 1.0f }) {
+        sampling.temp = temp;
+        sampling.seed = 7;
+        std::vector<int32_t> plain;
+        SamplerPtr           one = sampler(e, sampling), other = sampler(e, sampling);
+        CHECK_OK(pyspec_seq_reset(e, 0));
+        CHECK_OK(pyspec_prefill(e, 0, prompt.data(), (int32_t) prompt.size() - 1));
+        for (int32_t root = prompt.back(); plain.size() < 80; root = plain.back()) {
+            int32_t path = 0, n_path = 0, bonus = -1;
+            CHECK_OK(verify_chain(e, 0, { root }));
+            CHECK_OK(pyspec_accept(e, one.get(), 0, 1, false, &path, &n_path, &bonus));
+            CHECK_OK(commit_chain(e, 0, 1));
+            plain.push_back(bonus);
+        }
+        for (const bool piloted : { false, true }) {
+            Coast                coast;
+            PilotParts           pilot;
+            std::vector<int32_t> drawn, text = prompt;
+            int32_t              drafted = 0;
+            SamplerPtr           s       = sampler(e, sampling);
+            CHECK_OK(pyspec_seq_reset(e, 1));
+            CHECK_OK(pyspec_prefill(e, 1, prompt.data(), (int32_t) prompt.size() - 1));
+            for (int32_t n_new = (int32_t) prompt.size(); drawn.size() < plain.size(); n_new = 0) {
+                const int32_t left = (int32_t) (plain.size() - drawn.size());
+                CHECK_OK(pyspec_coast(e, s.get(), 1, text.back(), 1 + left % Coast::most, left, false, 1000000,
+                                      piloted ? &pilot.rules : nullptr, piloted ? n_new : 0, text.data(), &coast.steps));
+                const int32_t n = coast.n_drawn();
+                CHECK(coast.steps.n_steps >= 1 && coast.steps.n_steps <= 1 + left % Coast::most && n <= left);
+                drawn.insert(drawn.end(), coast.drawn.begin(), coast.drawn.begin() + n);
+                text.insert(text.end(), coast.drawn.begin(), coast.drawn.begin() + n);
+                for (int32_t k = 0, at = 0; k < coast.steps.n_steps; at += coast.nodes[k++]) {
+                    CHECK(coast.nodes[k] >= coast.accepted[k] && coast.nodes[k] <= 6 && coast.parents[at] == -1);
+                    drafted += coast.nodes[k] - 1;
+                }
+            }
+            CHECK(drawn == plain && (drafted > 0) == piloted);
+            CHECK(pyspec_seq_length(e, 1) == pyspec_seq_length(e, 0));
+            CHECK_OK(verify_chain(e, 0, { plain.back() }));
+            CHECK_OK(verify_chain(e, 1, { plain.back() })); // both states are the same
+            const int32_t best_of_1 = best(pyspec_logits(e, 1, 0), n_vocab(e));
+            CHECK_OK(verify_chain(e, 0, { plain.back() }));
+            CHECK(best(pyspec_logits(e, 0, 0), n_vocab(e)) == best_of_1);
+        }
+    }
+}
+
+TEST(coasts_refuse_nonsense_and_end_at_an_abort) {
+    EnginePtr             engine = open();
+    pyspec_engine * const e      = engine.get();
+    SamplerPtr            s      = sampler(e);
+    Coast                 coast;
+    PilotParts            pilot;
+    const int32_t         token = 9;
+    const auto            run   = [&](int32_t steps, int32_t tokens, pyspec_pilot * rules, pyspec_coast_steps * to) {
+        return pyspec_coast(e, s.get(), 0, token, steps, tokens, false, 1000000, rules, 1, &token, to);
+    };
+    CHECK_STATUS(run(0, 1, nullptr, &coast.steps), PYSPEC_ERR_ARGUMENT, "max_steps is 0");
+    CHECK_STATUS(run(1, 0, nullptr, &coast.steps), PYSPEC_ERR_ARGUMENT, "max_tokens 0");
+    CHECK_STATUS(run(1, 1, nullptr, nullptr), PYSPEC_ERR_ARGUMENT, "steps is NULL");
+    Coast empty;
+    empty.steps.path = nullptr;
+    CHECK_STATUS(run(1, 1, nullptr, &empty.steps), PYSPEC_ERR_ARGUMENT, "NULL");
+    pyspec_pilot bad = pilot.rules;
+    bad.index        = nullptr;
+    CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "ngram is NULL");
+    bad             = pilot.rules;
+    bad.calibration = nullptr;
+    CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "calibration is NULL");
+    bad       = pilot.rules;
+    bad.sizes = nullptr;
+    CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "NULL");
+    bad       = pilot.rules;
+    bad.depth = 65;
+    CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "depth 65");
+    bad           = pilot.rules;
+    bad.recent_ms = 0.0;
+    CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "recent_ms is 0");
+
+    double  gain = 0.0;
+    int32_t nodes = 0, parent = 0, depth = 1, first = 0, kind = 0;
+    double  log_prob = -0.1, value = 0.0;
+    bool    gives_way = false;
+    CHECK_STATUS(pyspec_pilot_gain(nullptr, 1, &token, &gain, &nodes, &gives_way), PYSPEC_ERR_ARGUMENT, "pilot is NULL");
+    CHECK_STATUS(pyspec_pilot_gain(&pilot.rules, 1, nullptr, &gain, &nodes, &gives_way), PYSPEC_ERR_ARGUMENT, "NULL");
+    CHECK_STATUS(pyspec_calibration_values(pilot.calibration, -1, 1, &parent, &depth, &log_prob, &first, 0.0, &value, &kind),
+                 PYSPEC_ERR_ARGUMENT, "slot -1");
+    const std::vector<int32_t> two = { -1, 1 }, depths = { 0, 1 }, firsts = { 0, 0 };
+    const std::vector<double>  beliefs = { 0.0, -0.1 };
+    CHECK_STATUS(pyspec_calibration_values(pilot.calibration, 0, 2, two.data(), depths.data(), beliefs.data(), firsts.data(),
+                                           0.0, &value, &kind), PYSPEC_ERR_TREE, "node 1 has parent 1");
+    CHECK_STATUS(pyspec_calibration_observe(pilot.calibration, 0, -1, true), PYSPEC_ERR_ARGUMENT, "class -1");
+    CHECK_STATUS(pyspec_calibration_observe(nullptr, 0, 0, true), PYSPEC_ERR_ARGUMENT, "calibration is NULL");
+    CHECK(pyspec_calibration_probability(pilot.calibration, 0, -1, 0.0) < 0.0);
+    CHECK_STATUS(pyspec_calibration_learn(pilot.calibration, 0, 1, nullptr, nullptr, nullptr, 1, nullptr, nullptr),
+                 PYSPEC_ERR_ARGUMENT, "NULL");
+    pyspec_calibration_forget(pilot.calibration, 1 << 30);
+    pyspec_calibration_close(nullptr);
+
+    pilot.rules.least = 1e9; // gives way at once: no step
+    CHECK_OK(run(4, 4, &pilot.rules, &coast.steps));
+    CHECK(coast.steps.n_steps == 0 && pyspec_seq_length(e, 0) == 0);
+    pyspec_engine_abort(e, true);
+    CHECK_STATUS(run(4, 4, nullptr, &coast.steps), PYSPEC_ERR_ABORTED, "abort");
+    pyspec_engine_abort(e, false);
+    CHECK_OK(run(4, 4, nullptr, &coast.steps));
+    CHECK(coast.steps.n_steps == 4);
+}
+
 TEST(state_is_saved_copied_and_restored) {
     EnginePtr             engine = open();
     pyspec_engine * const e      = engine.get();

@@ -3,6 +3,7 @@
 
 #include "error.h"
 #include "ngram.h"
+#include "pilot.h"
 #include "topk.h"
 #include "tree.h"
 
@@ -214,6 +215,72 @@ TEST(ngram_drafts_continuations_whatever_the_text) {
             }
         }
     }
+}
+
+TEST(calibration_learns_what_was_drawn) {
+    Calibration                calibration;
+    const std::vector<int32_t> tokens = { 5, 6, 7, 8 }, parents = { -1, 0, 0, 1 }, depths = { 0, 1, 1, 2 }, firsts = { 0, 0, 60, 0 };
+    const std::vector<double>  log_probs = { 0.0, -0.1, -1.5, -0.1 };
+    const Calibration::Nodes   nodes     = { 4, parents.data(), depths.data(), log_probs.data(), firsts.data() };
+    std::vector<double>        values(4);
+    std::vector<int32_t>       classes(4);
+    const std::vector<int32_t> path = { 0, 1 }, drawn = { 6, 9 };
+    for (int round = 0; round < 200; ++round) {
+        calibration.values(3, nodes, 0.0, values.data(), classes.data());
+        calibration.learn(3, 4, tokens.data(), parents.data(), classes.data(), 2, path.data(), drawn.data());
+    }
+    calibration.values(3, nodes, 0.0, values.data(), classes.data());
+    CHECK(values[0] == 1.0 && values[1] > 0.9 && values[2] < 0.1 && values[3] < 0.1);
+    CHECK(classes[0] == Calibration::no_class && classes[1] < 60 && classes[2] >= 60);
+    CHECK(calibration.probability(9, classes[1], -0.1) > 0.9); // what all have taught
+    calibration.values(3, nodes, 2.0, values.data(), classes.data());
+    CHECK(values[1] == 0.0 && classes[3] == Calibration::no_class);
+    calibration.forget(3);
+    calibration.forget(1000000);
+}
+
+TEST(pilots_draft_trees_within_their_limits) {
+    std::mt19937               random(6);
+    Ngram                      ngram;
+    Calibration                calibration;
+    const std::vector<int32_t> sizes = { 2, 3, 4, 8 };
+    const std::vector<double>  costs = { 0.01, 0.02, 0.03, 0.07 };
+    pyspec_pilot               rules{};
+    rules.depth         = 8;
+    rules.max_nodes     = 8;
+    rules.root_ms       = 1.0;
+    rules.n_sizes       = 4;
+    rules.sizes         = sizes.data();
+    rules.costs_ms      = costs.data();
+    rules.fade          = 0.9;
+    rules.recent_tokens = rules.recent_ms = 1.0;
+    Pilot   pilot(rules, ngram, calibration);
+    int32_t drafted = 0;
+    int32_t start[] = { 1, 2, 3, 1, 2, 3, 1 };
+    ngram.append(start, 7);
+    for (int step = 0; step < 2000; ++step) {
+        const int32_t       depth = (int32_t) (random() % 9), most = 1 + (int32_t) (random() % 8);
+        const Pilot::Tree & tree = pilot.draft(depth, most);
+        const int32_t       n    = tree.size();
+        CHECK(n >= 1 && n <= most && tree.parents[0] == -1);
+        for (int32_t i = 1; i < n; ++i) {
+            CHECK(tree.parents[i] >= 0 && tree.parents[i] < i && tree.depths[i] == tree.depths[tree.parents[i]] + 1);
+            CHECK(tree.depths[i] <= depth);
+        }
+        CHECK((n > 1) == (pilot.gain() > 0.0));
+        const int32_t last = n - 1; // the path to the last node, behind which something is drawn
+        std::vector<int32_t> path, drawn;
+        for (int32_t node = last; node >= 0; node = tree.parents[node]) {
+            path.insert(path.begin(), node);
+        }
+        for (size_t i = 1; i < path.size(); ++i) {
+            drawn.push_back(tree.tokens[path[i]]);
+        }
+        drawn.push_back((int32_t) (random() % 3));
+        pilot.accept(path.data(), drawn.data(), (int32_t) path.size(), 1.0);
+        drafted += n - 1;
+    }
+    CHECK(drafted > 1000 && rules.recent_tokens > 1.0 && std::isfinite(rules.after_ms));
 }
 
 TEST(guard_turns_exceptions_into_statuses) {

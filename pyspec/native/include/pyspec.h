@@ -25,7 +25,7 @@
 
 // What pyspec_abi() of a library built from this header returns: a checksum of the declarations below, without
 // comments and white space. build_cffi.py refuses to build when it is out of date, and says what it must be.
-#define PYSPEC_ABI 0x1da044ff
+#define PYSPEC_ABI 0x769d7cea
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,6 +50,7 @@ typedef enum {
 typedef struct pyspec_engine  pyspec_engine;
 typedef struct pyspec_sampler pyspec_sampler;
 typedef struct pyspec_ngram   pyspec_ngram;
+typedef struct pyspec_calibration pyspec_calibration;
 
 typedef struct {
     uint32_t n_ctx;           // tokens per sequence; 0 = the model's training context
@@ -110,6 +111,49 @@ typedef struct {
     const int32_t * tokens;   // [n_nodes]
     const int32_t * parents;  // [n_nodes], parents[0] == -1, 0 <= parents[i] < i
 } pyspec_tree;
+
+// How an n-gram index drafts on its own, in place of a controller.
+typedef struct {
+    pyspec_ngram *       index;
+    pyspec_calibration * calibration; // values the nodes, and learns from what is drawn
+    int32_t              slot;        // of the sequence, in the calibration
+    int32_t              first_class; // of the nodes of the index
+    int32_t              depth;       // of what is drafted
+    int32_t              max_nodes;   // root included
+    double               root_ms;     // of a plain step
+    double               column_ms;   // of a column, at least
+    int32_t              n_sizes;
+    const int32_t *      sizes;       // [n_sizes] of trees, from 2 on, ascending
+    const double *       costs_ms;    // [n_sizes] of their columns beyond the root's
+    // Fading sums over steps: what a millisecond is worth in tokens is their ratio.
+    double               fade;
+    double               recent_tokens; // in/out
+    double               recent_ms;     // in/out
+    double               after_ms;      // in/out: by which plain steps behind trees take longer, which trees pay for
+    // It gives way where the tree is worth less than a step of another drafter by this many tokens.
+    double               margin;
+    int32_t              n_others;
+    const double *       other_tokens; // [n_others] of a step that asks this drafter
+    const double *       other_ms;     // [n_others]
+    double               least;        // gain in tokens below which it gives way in any case
+} pyspec_pilot;
+
+// The steps of a coast: their trees, and what was accepted of them.
+typedef struct {
+    int32_t   n_steps;   // out
+    int64_t   sample_us; // out: of all steps
+    int64_t   commit_us; // out
+    int32_t * nodes;     // [max_steps] out: of a step's tree
+    int32_t * accepted;  // [max_steps] out: of them on its path, as many as tokens were drawn
+    int32_t * us;        // [max_steps] out: microseconds
+    // Of all steps, one behind the other: [max_steps * max_nodes of the engine]
+    int32_t * tokens;
+    int32_t * parents;
+    int32_t * depths;
+    float *   log_probs;
+    int32_t * path;      // accepted nodes
+    int32_t * drawn;     // the token drawn behind each of them
+} pyspec_coast_steps;
 
 typedef struct {
     uint32_t seed;
@@ -226,6 +270,18 @@ pyspec_status pyspec_sample(pyspec_engine * e, pyspec_sampler * s, int32_t seq, 
 pyspec_status pyspec_accept(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t max_path, bool stop_eog,
                             int32_t * path, int32_t * n_path, int32_t * bonus);
 
+// Decodes one sequence for a while without asking anybody, step by step as verify, accept and commit would: with trees of
+// the pilot, or plainly without one. Ends behind the step in which max_tokens are drawn, a token that ends generation is
+// drawn (with stop_eog), max_us microseconds are over, or max_steps are done; and before one in which the pilot gives
+// way, be it the first.
+//   root:       the last emitted token
+//   new_tokens: [n_new] what the pilot's index has not read of the text up to and with the root; it reads it, and what
+//               is drawn
+// A pass that fails or is aborted behind the first step ends it early, and the failure is left to the next call.
+pyspec_status pyspec_coast(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t root, int32_t max_steps,
+                           int32_t max_tokens, bool stop_eog, int64_t max_us, pyspec_pilot * pilot, int32_t n_new,
+                           const int32_t * new_tokens, pyspec_coast_steps * steps);
+
 // The top_k most probable tokens at a node of the last verified tree, best first, with the natural logarithms of
 // their softmax. For drafters that are models themselves.
 pyspec_status pyspec_top(pyspec_engine * e, int32_t seq, int32_t node, int32_t top_k, int32_t * tokens,
@@ -291,6 +347,32 @@ void          pyspec_ngram_clear(pyspec_ngram * g);
 int32_t pyspec_ngram_draft(pyspec_ngram * g, int32_t n_new, const int32_t * new_tokens, int32_t depth,
                            int32_t max_nodes, int32_t * tokens, int32_t * parents, int32_t * depths,
                            float * log_probs);
+
+// ---- what drafted nodes are worth ----
+// Acceptance by class of node. Of drafters that are asked together the nodes have 60 classes from a multiple of 60 on,
+// which the caller chooses; class -1 is none.
+pyspec_status pyspec_calibration_open(pyspec_calibration ** out);
+void          pyspec_calibration_close(pyspec_calibration * c);
+// Probability of acceptance of every node of a tree, and its class. Arrays are [n], node 0 is the root.
+//   log_probs: given the parent, as the drafter sees it
+//   firsts:    the first class of the drafters that proposed the node
+//   floor:     behind a node less probable than this, nodes are worth 0 and have no class
+pyspec_status pyspec_calibration_values(pyspec_calibration * c, int32_t slot, int32_t n, const int32_t * parents,
+                                        const int32_t * depths, const double * log_probs, const int32_t * firsts,
+                                        double floor, double * values, int32_t * classes);
+// Probability of a node of a class, given that its parent is right; below 0 for an error.
+double        pyspec_calibration_probability(pyspec_calibration * c, int32_t slot, int32_t kind, double log_prob);
+pyspec_status pyspec_calibration_observe(pyspec_calibration * c, int32_t slot, int32_t kind, bool hit);
+// Counts the children of every node of a path, behind which drawn[] was drawn.
+pyspec_status pyspec_calibration_learn(pyspec_calibration * c, int32_t slot, int32_t n, const int32_t * tokens,
+                                       const int32_t * parents, const int32_t * classes, int32_t n_path,
+                                       const int32_t * path, const int32_t * drawn);
+void          pyspec_calibration_forget(pyspec_calibration * c, int32_t slot);
+
+// Appends n_new tokens to the text of the pilot's index. gain: tokens that its tree behind the text is expected to give
+// beyond the root's and what its columns cost, 0 where none gives any; nodes: of that tree.
+pyspec_status pyspec_pilot_gain(pyspec_pilot * p, int32_t n_new, const int32_t * new_tokens, double * gain,
+                                int32_t * nodes, bool * gives_way);
 
 // ---- the drafter's output matrix, trimmed ----
 // Gives the open drafter (DFlash if there is one, else MTP) room for n_rows rows of the output matrix; it then drafts

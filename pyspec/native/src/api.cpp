@@ -5,9 +5,11 @@
 #include "error.h"
 #include "log.h"
 #include "ngram.h"
+#include "pilot.h"
 #include "sampler.h"
 
 #include <climits>
+#include <optional>
 
 #ifndef PYSPEC_VERSION
 #    define PYSPEC_VERSION "0.0.0+unbuilt"
@@ -29,6 +31,10 @@ struct pyspec_sampler {
 
 struct pyspec_ngram {
     Ngram ngram;
+};
+
+struct pyspec_calibration {
+    Calibration calibration;
 };
 
 namespace {
@@ -56,6 +62,32 @@ Ngram & of(pyspec_ngram * g) {
         fail(PYSPEC_ERR_ARGUMENT, "ngram is NULL");
     }
     return g->ngram;
+}
+
+Calibration & of(pyspec_calibration * c) {
+    if (!c) {
+        fail(PYSPEC_ERR_ARGUMENT, "calibration is NULL");
+    }
+    return c->calibration;
+}
+
+// The text of `g` with more tokens behind it; after a failure it is empty or what it was.
+Ngram & with_appended(pyspec_ngram * g, int32_t n_new, const int32_t * new_tokens) {
+    Ngram & ngram = of(g);
+    if (n_new < 0 || (n_new > 0 && !new_tokens)) {
+        fail(PYSPEC_ERR_ARGUMENT, "ngram: %s", n_new < 0 ? "a negative number of tokens" : "a pointer is NULL");
+    }
+    const int64_t size = ngram.size() + (int64_t) n_new;
+    if (size < 1 || size > INT32_MAX) {
+        fail(PYSPEC_ERR_ARGUMENT, "ngram: a text of %lld tokens", (long long) size);
+    }
+    try {
+        ngram.append(new_tokens, n_new);
+    } catch (...) {
+        ngram.clear(); // half of it may be there
+        throw;
+    }
+    return ngram;
 }
 
 template <typename T> T & out(T * pointer, const char * name) {
@@ -266,14 +298,33 @@ pyspec_status pyspec_accept(pyspec_engine * e, pyspec_sampler * s, int32_t seq, 
         if (max_path < 1) {
             fail(PYSPEC_ERR_ARGUMENT, "max_path is %d; it must be at least 1", max_path);
         }
-        const Tree & tree = engine.tree(seq);
-        Stopwatch    watch(engine.timings.sample);
-        for (int32_t node = 0; node >= 0;) {
-            path[(*n_path)++] = node;
-            *bonus            = engine.draw(sampler, seq, node);
-            const bool over   = *n_path == max_path || (stop_eog && llama_vocab_is_eog(engine.model->vocab(), *bonus));
-            node              = over ? -1 : child_with_token(tree, node, *bonus);
+        int32_t drawn[GGML_TREE_MAX_NODES];
+        *n_path = engine.walk(sampler, seq, max_path, stop_eog, path, drawn);
+        *bonus  = drawn[*n_path - 1];
+    });
+}
+
+pyspec_status pyspec_coast(pyspec_engine * e, pyspec_sampler * s, int32_t seq, int32_t root, int32_t max_steps,
+                           int32_t max_tokens, bool stop_eog, int64_t max_us, pyspec_pilot * rules, int32_t n_new,
+                           const int32_t * new_tokens, pyspec_coast_steps * steps) {
+    return guard([&] {
+        pyspec_coast_steps & to = out(steps, "steps");
+        to.n_steps              = 0;
+        if (max_steps < 1 || max_tokens < 1) {
+            fail(PYSPEC_ERR_ARGUMENT, "max_steps is %d and max_tokens %d; both must be at least 1", max_steps, max_tokens);
         }
+        if (!to.nodes || !to.accepted || !to.us || !to.tokens || !to.parents || !to.depths || !to.log_probs ||
+            !to.path || !to.drawn) {
+            fail(PYSPEC_ERR_ARGUMENT, "steps: a pointer is NULL");
+        }
+        std::optional<Pilot> pilot;
+        if (rules) {
+            pilot.emplace(*rules, with_appended(rules->index, n_new, new_tokens), of(rules->calibration));
+        }
+        const pyspec_timings before = of(e).timings;
+        of(e).coast(of(s), seq, root, max_steps, max_tokens, stop_eog, max_us, pilot ? &*pilot : nullptr, to);
+        to.sample_us = of(e).timings.sample - before.sample;
+        to.commit_us = of(e).timings.commit - before.commit;
     });
 }
 
@@ -337,24 +388,14 @@ int32_t pyspec_ngram_draft(pyspec_ngram * g, int32_t n_new, const int32_t * new_
                            float * log_probs) {
     int32_t             n      = 0;
     const pyspec_status status = guard([&] {
-        Ngram & ngram = of(g);
-        if (n_new < 0 || (n_new > 0 && !new_tokens) || !tokens || !parents || !depths || !log_probs) {
-            fail(PYSPEC_ERR_ARGUMENT, "ngram: %s", n_new < 0 ? "a negative number of tokens" : "a pointer is NULL");
-        }
-        if (ngram.size() + (int64_t) n_new < 1 || ngram.size() + (int64_t) n_new > INT32_MAX) {
-            fail(PYSPEC_ERR_ARGUMENT, "ngram: a text of %lld tokens", (long long) (ngram.size() + (int64_t) n_new));
+        if (!tokens || !parents || !depths || !log_probs) {
+            fail(PYSPEC_ERR_ARGUMENT, "ngram: a pointer is NULL");
         }
         if (depth < 0 || depth > GGML_TREE_MAX_NODES || max_nodes < 1 || max_nodes > GGML_TREE_MAX_NODES) {
             fail(PYSPEC_ERR_ARGUMENT, "ngram: depth is %d and max_nodes %d; at most %d of both", depth, max_nodes,
                  GGML_TREE_MAX_NODES);
         }
-        try {
-            ngram.append(new_tokens, n_new);
-        } catch (...) {
-            ngram.clear(); // half of it may be there
-            throw;
-        }
-        for (const Ngram::Node & node : ngram.draft(depth, max_nodes)) {
+        for (const Ngram::Node & node : with_appended(g, n_new, new_tokens).draft(depth, max_nodes)) {
             tokens[n]    = node.token;
             parents[n]   = node.parent;
             depths[n]    = node.depth;
@@ -363,6 +404,77 @@ int32_t pyspec_ngram_draft(pyspec_ngram * g, int32_t n_new, const int32_t * new_
         }
     });
     return status == PYSPEC_OK ? n : status;
+}
+
+pyspec_status pyspec_calibration_open(pyspec_calibration ** result) {
+    return guard([&] {
+        out(result, "out") = nullptr;
+        *result            = new pyspec_calibration();
+    });
+}
+
+void pyspec_calibration_close(pyspec_calibration * c) {
+    delete c;
+}
+
+pyspec_status pyspec_calibration_values(pyspec_calibration * c, int32_t slot, int32_t n, const int32_t * parents,
+                                        const int32_t * depths, const double * log_probs, const int32_t * firsts,
+                                        double floor, double * values, int32_t * classes) {
+    return guard([&] {
+        if (slot < 0 || n < 1 || !parents || !depths || !log_probs || !firsts || !values || !classes) {
+            fail(PYSPEC_ERR_ARGUMENT, "calibration: slot %d, %d nodes, or a pointer is NULL", slot, n);
+        }
+        for (int32_t i = 1; i < n; ++i) {
+            if (parents[i] < 0 || parents[i] >= i || depths[i] < 1 || firsts[i] < 0 ||
+                firsts[i] > Calibration::most_classes) {
+                fail(PYSPEC_ERR_TREE, "calibration: node %d has parent %d, depth %d and first class %d", i, parents[i],
+                     depths[i], firsts[i]);
+            }
+        }
+        of(c).values(slot, { n, parents, depths, log_probs, firsts }, floor, values, classes);
+    });
+}
+
+double pyspec_calibration_probability(pyspec_calibration * c, int32_t slot, int32_t kind, double log_prob) {
+    return guard_value<double>(-1.0, [&] {
+        if (slot < 0 || kind < 0) {
+            fail(PYSPEC_ERR_ARGUMENT, "calibration: slot is %d and class %d", slot, kind);
+        }
+        return of(c).probability(slot, kind, log_prob);
+    });
+}
+
+pyspec_status pyspec_calibration_observe(pyspec_calibration * c, int32_t slot, int32_t kind, bool hit) {
+    return guard([&] { of(c).observe(slot, kind, hit); });
+}
+
+pyspec_status pyspec_calibration_learn(pyspec_calibration * c, int32_t slot, int32_t n, const int32_t * tokens,
+                                       const int32_t * parents, const int32_t * classes, int32_t n_path,
+                                       const int32_t * path, const int32_t * drawn) {
+    return guard([&] {
+        if (n < 1 || n_path < 1 || !tokens || !parents || !classes || !path || !drawn) {
+            fail(PYSPEC_ERR_ARGUMENT, "calibration: %d nodes, %d of a path, or a pointer is NULL", n, n_path);
+        }
+        of(c).learn(slot, n, tokens, parents, classes, n_path, path, drawn);
+    });
+}
+
+void pyspec_calibration_forget(pyspec_calibration * c, int32_t slot) {
+    guard([&] { of(c).forget(slot); });
+}
+
+pyspec_status pyspec_pilot_gain(pyspec_pilot * p, int32_t n_new, const int32_t * new_tokens, double * gain,
+                                int32_t * nodes, bool * gives_way) {
+    return guard([&] {
+        pyspec_pilot & rules = out(p, "pilot");
+        out(gain, "gain");
+        out(nodes, "nodes");
+        out(gives_way, "gives_way");
+        Pilot pilot(rules, with_appended(rules.index, n_new, new_tokens), of(rules.calibration));
+        *nodes = pilot.draft(rules.depth, rules.max_nodes).size();
+        *gain  = pilot.gain();
+        *gives_way = pilot.gives_way();
+    });
 }
 
 // ---- text ----

@@ -449,6 +449,77 @@ void Engine::verify(const pyspec_tree * trees, int32_t n_trees, bool greedy) {
     }
 }
 
+int32_t Engine::walk(Sampler & sampler, int32_t seq, int32_t max_path, bool stop_eog, int32_t * path, int32_t * drawn) {
+    const Tree & t = tree(seq);
+    Stopwatch    watch(timings.sample);
+    int32_t      n = 0;
+    for (int32_t node = 0; node >= 0;) {
+        path[n]               = node;
+        const int32_t token   = drawn[n] = draw(sampler, seq, node);
+        const bool    is_last = ++n == max_path || (stop_eog && llama_vocab_is_eog(model->vocab(), token));
+        node                  = is_last ? -1 : child_with_token(t, node, token);
+    }
+    return n;
+}
+
+void Engine::coast(Sampler & sampler, int32_t seq, int32_t root, int32_t max_steps, int32_t max_tokens, bool stop_eog,
+                   int64_t max_us, Pilot * pilot, pyspec_coast_steps & steps) {
+    const auto now = [] { return std::chrono::steady_clock::now(); };
+    const auto us  = [](auto span) { return (int64_t) std::chrono::duration_cast<std::chrono::microseconds>(span).count(); };
+    const auto start   = now();
+    const int32_t no_parent = -1;
+    int32_t       n_nodes = 0, n_drawn = 0; // so far
+    for (auto began = start; steps.n_steps < max_steps && n_drawn < max_tokens && us(began - start) <= max_us;) {
+        const int32_t k    = steps.n_steps;
+        pyspec_tree   next = { seq, 1, &root, &no_parent };
+        int32_t       depth = 0;
+        float         log_prob = 0.0f;
+        const int32_t * depths = &depth;
+        const float *   log_probs = &log_prob;
+        if (pilot) {
+            const int32_t       room = std::min<int32_t>(max_nodes, (int32_t) n_ctx - length(seq));
+            const Pilot::Tree & tree = pilot->draft(max_tokens - n_drawn - 1, std::max(room, 1));
+            if (pilot->gives_way()) {
+                return;
+            }
+            next      = { seq, tree.size(), tree.tokens.data(), tree.parents.data() };
+            depths    = tree.depths.data();
+            log_probs = tree.log_probs.data();
+        }
+        try {
+            verify(&next, 1, sampler.greedy());
+        } catch (...) {
+            if (k == 0) {
+                throw;
+            }
+            return; // nothing was drawn: the next call does the same again
+        }
+        int32_t * path  = steps.path + n_drawn;
+        int32_t * drawn = steps.drawn + n_drawn;
+        const int32_t n = walk(sampler, seq, max_tokens - n_drawn, stop_eog, path, drawn);
+        commit(seq, path, n);
+        std::copy_n(next.tokens, next.n_nodes, steps.tokens + n_nodes);
+        std::copy_n(next.parents, next.n_nodes, steps.parents + n_nodes);
+        std::copy_n(depths, next.n_nodes, steps.depths + n_nodes);
+        std::copy_n(log_probs, next.n_nodes, steps.log_probs + n_nodes);
+        const auto ended = now();
+        if (pilot) {
+            pilot->accept(path, drawn, n, std::chrono::duration<double, std::milli>(ended - began).count());
+        }
+        steps.nodes[k]    = next.n_nodes;
+        steps.accepted[k] = n;
+        steps.us[k]       = (int32_t) std::min<int64_t>(us(ended - began), INT32_MAX);
+        steps.n_steps     = k + 1;
+        n_nodes += next.n_nodes;
+        n_drawn += n;
+        root  = drawn[n - 1];
+        began = ended;
+        if (stop_eog && llama_vocab_is_eog(model->vocab(), root)) {
+            return;
+        }
+    }
+}
+
 void Engine::commit(int32_t seq, const int32_t * path, int32_t n) {
     const Tree & t = tree(seq);
     check_path(t, seq, path, n);

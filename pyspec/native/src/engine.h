@@ -4,6 +4,7 @@
 #include "model.h"
 #include "mtp.h"
 #include "dflash.h"
+#include "pilot.h"
 #include "rollback.h"
 #include "sampler.h"
 #include "sequence.h"
@@ -59,6 +60,10 @@ public:
     void prefill(int32_t seq, const int32_t * tokens, int32_t n);
     void verify(const pyspec_tree * trees, int32_t n_trees, bool greedy);
     void commit(int32_t seq, const int32_t * path, int32_t n);
+    // Sample-and-match along the verified tree; returns the nodes walked, behind each of which a token was drawn.
+    int32_t walk(Sampler & sampler, int32_t seq, int32_t max_path, bool stop_eog, int32_t * path, int32_t * drawn);
+    void coast(Sampler & sampler, int32_t seq, int32_t root, int32_t max_steps, int32_t max_tokens, bool stop_eog,
+               int64_t max_us, Pilot * pilot, pyspec_coast_steps & steps);
     void top(int32_t seq, int32_t node, int32_t top_k, int32_t * tokens, float * log_probs);
 
     // ---- drafting ----
