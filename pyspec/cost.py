@@ -234,6 +234,9 @@ _MANY_BYTES = 1 << 30  # weights that no single thread reads as fast as all toge
 def choose_threads(native: NativeEngine) -> int:
     """Lets verify passes use one thread where that is faster than all: in a small model.
 
+    The two take turns, and the quickest pass of each counts: what delays some passes from outside
+    decides nothing.
+
     Args:
         native: An engine whose slot 0 is unused; it is left unused.
 
@@ -243,13 +246,51 @@ def choose_threads(native: NativeEngine) -> int:
     most = native.info.n_threads
     if most == 1 or native.info.size_bytes > _MANY_BYTES:
         return most
-    times = {}
-    for n in (1, most):
-        native.set_threads(n)
-        times[n] = curve_of(measure(native, 1, rounds=6, seconds=0.2)).ms(1)
-    best = 1 if times[1] < 0.95 * times[most] else most
-    native.set_threads(best)
+    token = max(native.info.token_bos, 0)
+    times: dict[int, list[float]] = {1: [], most: []}
+    end = time.perf_counter() + 0.4
+    best = most
+    try:
+        native.verify([(0, [token], [-1])])  # reads the weights
+        while len(times[most]) < 6 and time.perf_counter() < end:
+            for n, own in times.items():
+                native.set_threads(n)
+                began = time.perf_counter()
+                native.verify([(0, [token], [-1])])
+                own.append(time.perf_counter() - began)
+        if times[most] and min(times[1]) < 0.95 * min(times[most]):
+            best = 1
+    finally:
+        native.reset(0)
+        native.set_threads(best)
     return best
+
+
+def settle_threads(
+    native: NativeEngine, tuning: Tuning | None, like: NativeEngine | None = None
+) -> int:
+    """Threads of the verify passes of an engine that was opened with ``n_threads=0``.
+
+    Those that ``pyspec tune`` found; without them those of `like`, where they were chosen, too, so
+    that engines on the same weights agree; else what `choose_threads` finds.
+
+    Args:
+        native: As for `choose_threads`.
+        tuning: What was kept for its model and options.
+        like: Another engine of the same model.
+
+    Returns:
+        The number of threads.
+    """
+    known = 0
+    if tuning is not None:
+        known = tuning.threads
+    elif like is not None and like.config.n_threads == 0:
+        known = like.info.n_threads
+    if not 1 <= known <= native.info.n_threads:
+        return choose_threads(native)
+    native.set_threads(known)
+    return known
 
 
 # ---- kept on disk ----

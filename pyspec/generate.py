@@ -27,7 +27,7 @@ from pyspec._libs import use_patched_libraries
 from pyspec._version import __version__
 from pyspec.config import DEFAULT_CTX, MAX_NODES, DraftConfig, EngineConfig, SamplingConfig
 from pyspec.controller import Controller
-from pyspec.cost import CostCurve, Tuning, choose_threads, curve_of, measure
+from pyspec.cost import CostCurve, Tuning, curve_of, measure, settle_threads
 from pyspec.decoder import Decoder, Emission
 from pyspec.drafter import Drafter, PlainDecoding
 from pyspec.errors import ArgumentError, ContextError, StateError, TemplateError
@@ -95,8 +95,9 @@ class Engine:
         draft: A drafter's name, ``"auto"`` for what the file offers, or a whole `DraftConfig`.
         config: How to open the model; or give single fields of `EngineConfig` by name.
         progress: Called with the loaded fraction; returning False gives up.
-        share: An engine whose loaded weights are used, or the address of a loaded `llama_model`;
-            either must stay open as long as this one.
+        share: An engine whose loaded weights are used, and its number of threads unless either has
+            one given; or the address of a loaded `llama_model`. It must stay open as long as this
+            one.
         drafters: Kinds of drafter to use in place of those that `draft` names.
         min_nodes: Nodes that a verify pass must take, where that is more than the drafter needs.
         **options: Fields of `EngineConfig`, such as ``n_ctx=8192``.
@@ -114,7 +115,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
-        share: Engine | int | None = None,
+        share: Engine | NativeEngine | int | None = None,
         drafters: Many[type[Drafter]] = (),
         min_nodes: int = 1,
         **options: Any,
@@ -138,8 +139,8 @@ class Engine:
                 self.file.path, self.config, progress=progress, **self._native_options
             )
         else:
-            model_of = share if isinstance(share, int) else share.native
-            self.native = NativeEngine.attach(model_of, self.config, **self._native_options)
+            share = share.native if isinstance(share, Engine) else share
+            self.native = NativeEngine.attach(share, self.config, **self._native_options)
         self.plain_because = _why_plain(self.native.info)
         if self.plain_because:
             if drafters != [PlainDecoding]:
@@ -147,7 +148,11 @@ class Engine:
             drafters = [PlainDecoding]
         self.native.path = self.file.path
         try:
-            self.drafter = self._open_drafter(drafters, tree_nodes)
+            tuning = Tuning.load(self.file, self.config)
+            if self.config.n_threads == 0:
+                like = share if isinstance(share, NativeEngine) else None
+                settle_threads(self.native, tuning, like)
+            self.drafter = self._open_drafter(drafters, tree_nodes, tuning)
         except BaseException:
             self.native.close()
             raise
@@ -157,14 +162,10 @@ class Engine:
         self._pieces: dict[int, bytes] = {}
         self._whole_pieces: dict[int, bytes] = {}
 
-    def _open_drafter(self, drafters: list[type[Drafter]], max_nodes: int) -> Drafter:
+    def _open_drafter(
+        self, drafters: list[type[Drafter]], max_nodes: int, tuning: Tuning | None
+    ) -> Drafter:
         """The drafter itself where limits are fixed, else a controller over all of them."""
-        tuning = Tuning.load(self.file, self.config)
-        if self.config.n_threads == 0:
-            if tuning and tuning.threads <= self.native.info.n_threads:
-                self.native.set_threads(tuning.threads)
-            else:
-                choose_threads(self.native)
         sources = [drafter(self.native, self.draft) for drafter in drafters]
         if len(sources) == 1 and (self.draft.fixed or drafters == [PlainDecoding]):
             return sources[0]

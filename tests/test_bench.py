@@ -128,6 +128,31 @@ def test_interrupted_run_tells_what_it_has(model: Path) -> None:
     assert [len(one.runs) for one in result.results] == [1, 1]  # the turn that was finished
 
 
+def test_all_engines_of_a_run_have_one_number_of_threads(
+    model: Path, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("PYSPEC_CACHE_DIR", str(tmp_path))
+    probes = []
+
+    def choose(native) -> int:
+        """What a probe finds changes from one to the next."""
+        probes.append(native)
+        native.set_threads(native.info.n_threads if len(probes) % 2 else 1)
+        return native.info.n_threads
+
+    monkeypatch.setattr("pyspec.cost.choose_threads", choose)
+    result = run(
+        str(model),
+        [DraftConfig("mtp", depth=2), DraftConfig("auto")],
+        built_in()[:1],
+        config=EngineConfig(),
+        sampling=GREEDY,
+        sizes=Sizes(4, 1, nodes=2, sequences=(2,)),
+        scenario=["decode", "concurrency", "cost", "layers"],
+    )
+    assert len({one.threads for one in result.results}) == len(probes) == 1
+
+
 def test_oracle_is_right_as_often_as_it_says(model: Path) -> None:
     result = run(
         str(model),

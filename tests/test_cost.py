@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspec import ArgumentError, EngineConfig
+from pyspec import ArgumentError, Engine, EngineConfig
 from pyspec.cost import (
     CostCurve,
     Measurement,
@@ -18,6 +18,7 @@ from pyspec.cost import (
     curve_of,
     follow,
     measure,
+    settle_threads,
 )
 from pyspec.model_file import ModelFile
 
@@ -72,18 +73,22 @@ def test_measuring_leaves_the_engine_unused(mtp) -> None:
 
 
 class Played:
-    """An engine whose passes take as long as `seconds` says of (threads, columns)."""
+    """An engine whose passes take as long as `seconds` says of (threads, columns).
 
-    def __init__(self, seconds, threads: int = 4, size: int = 1 << 20) -> None:
-        self.seconds, self.columns = seconds, []
+    `delayed` tells which of them are delayed from outside, by their numbers.
+    """
+
+    def __init__(self, seconds, threads: int = 4, size: int = 1 << 20, delayed=()) -> None:
+        self.seconds, self.columns, self.delayed = seconds, [], delayed
         self.info = SimpleNamespace(
             n_threads=threads, size_bytes=size, token_bos=1, n_ctx=64, n_vocab=9
         )
 
     def verify(self, trees) -> None:
         (_, tokens, _) = trees[0]
+        late = 0.02 if len(self.columns) in self.delayed else 0
         self.columns.append(len(tokens))
-        time.sleep(self.seconds(self.info.n_threads, len(tokens)))
+        time.sleep(self.seconds(self.info.n_threads, len(tokens)) + late)
 
     def reset(self, slot: int) -> None:
         pass
@@ -103,6 +108,72 @@ class Played:
 def test_the_faster_number_of_threads_is_taken(seconds, size: int, expected: int) -> None:
     native = Played(seconds, size=size)
     assert choose_threads(native) == native.info.n_threads == expected
+
+
+@pytest.mark.parametrize("delayed", [range(7), range(6, 13)], ids=["first", "last"])
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        pytest.param(lambda n, columns: 0.002 * n, 1, id="threads-wait"),
+        pytest.param(lambda n, columns: 0.008 / n, 4, id="threads-help"),
+    ],
+)
+def test_a_delay_does_not_choose_the_threads(seconds, expected: int, delayed: range) -> None:
+    native = Played(seconds, delayed=delayed)
+    assert choose_threads(native) == native.info.n_threads == expected
+    assert len(native.columns) <= 13
+
+
+def test_probing_threads_of_a_slow_model_takes_one_pass_of_each() -> None:
+    native = Played(lambda n, columns: 0.4 / n)
+    assert choose_threads(native) == 4
+    assert len(native.columns) == 3
+
+
+@pytest.mark.parametrize(
+    ("tuned", "given", "chosen", "expected"),
+    [
+        pytest.param(None, 0, 3, 3, id="as-the-other-chose"),
+        pytest.param(2, 0, 3, 2, id="as-tuned"),
+        pytest.param(None, 3, 3, 1, id="the-other-was-told"),
+        pytest.param(None, 0, 8, 1, id="more-than-there-are"),
+        pytest.param(9, 0, 3, 1, id="tuned-with-more-than-there-are"),
+    ],
+)
+def test_threads_are_settled_once(tuned, given: int, chosen: int, expected: int) -> None:
+    native = Played(lambda n, columns: 0.001 * n)
+    tuning = Tuning("x", tuned, [(1, 1.0)]) if tuned else None
+    like = SimpleNamespace(
+        config=EngineConfig(n_threads=given), info=SimpleNamespace(n_threads=chosen)
+    )
+    assert settle_threads(native, tuning, like) == native.info.n_threads == expected
+    assert bool(native.columns) == (expected == 1)
+
+
+@pytest.fixture
+def probes(monkeypatch, tmp_path) -> list:
+    """The engines whose threads were probed; what a probe finds changes from one to the next."""
+    monkeypatch.setenv("PYSPEC_CACHE_DIR", str(tmp_path))
+    found = []
+
+    def choose(native) -> int:
+        found.append(native)
+        native.set_threads(native.info.n_threads if len(found) % 2 else 1)
+        return native.info.n_threads
+
+    monkeypatch.setattr("pyspec.cost.choose_threads", choose)
+    return found
+
+
+def test_engines_on_the_same_weights_have_the_same_threads(model, probes) -> None:
+    with Engine(model, "mtp", n_ctx=64) as owner:
+        chosen = owner.native.info.n_threads
+        for draft in ("none", "mtp", "auto"):
+            with Engine(model, draft, n_ctx=64, share=owner) as other:
+                assert other.native.info.n_threads == chosen
+        with Engine(model, "none", n_ctx=64, n_threads=1, share=owner) as other:
+            assert other.native.info.n_threads == 1
+        assert len(probes) == 1
 
 
 @pytest.mark.parametrize(

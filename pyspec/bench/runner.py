@@ -1,7 +1,8 @@
 """Runs a benchmark: opens what is compared, measures scenario after scenario, keeps what it has.
 
 Plain decoding is measured on an engine of its own, opened for trees of one node and without an MTP
-block, so it carries none of speculation's cost. All engines share the loaded weights.
+block, so it carries none of speculation's cost. All engines share the loaded weights, and the number
+of threads that is chosen when these are loaded.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pyspec.bench.oracle import PREFIX, OracleDrafter, OracleMtpDrafter, parse
 from pyspec.bench.peers import PeerConfig, open_peers
 from pyspec.bench.prompts import BenchPrompt
 from pyspec.config import DraftConfig, EngineConfig, SamplingConfig
+from pyspec.cost import Tuning, settle_threads
 from pyspec.drafter import Drafter
 from pyspec.errors import ArgumentError
 from pyspec.generate import Engine, context_of
@@ -65,7 +67,7 @@ class Bench:
         sampling: How tokens are drawn.
         sizes: How much is measured.
         peers: Peers beside pyspec.
-        owner: Holds the weights.
+        owner: Holds the weights; says how many threads a pass has.
         result: Filled by the scenarios.
     """
 
@@ -110,7 +112,7 @@ class Bench:
             self.file.path,
             draft,
             config,
-            share=self.owner.model_address,
+            share=self.owner,
             drafters=kinds(draft, self.file),
         )
 
@@ -160,6 +162,8 @@ def run(
                     file.path, config, n_ctx=64, max_nodes=1, mtp=uses_mtp, progress=report
                 )
             )
+        if config.n_threads == 0:
+            settle_threads(owner, Tuning.load(file, config))
         texts = [
             prompt if isinstance(prompt, BenchPrompt) else BenchPrompt(prompt, "")
             for prompt in prompts

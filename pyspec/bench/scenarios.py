@@ -260,20 +260,16 @@ def cost(bench: Bench, report: Report) -> None:
     drafting = [draft for draft in bench.drafts if draft.name != "none"] or bench.drafts
     draft = replace(drafting[0], name="ngram", depth=1, top_k=1, nodes=bench.sizes.nodes)
     config = replace(bench.config, n_slots=1)
-    with bench.engine(DraftConfig("none"), config) as plain:
-        threads = plain.native.info.n_threads
     with Engine(
         bench.file.path,
         draft,
         config,
-        share=bench.owner.model_address,
+        share=bench.owner,
         min_nodes=bench.sizes.nodes,
     ) as engine:
         if engine.plain_because:
             bench.result.notes.append(f"cost: {engine.plain_because}")
             return
-        if threads <= engine.native.info.n_threads:
-            engine.native.set_threads(threads)
         measured = measure(
             engine.native,
             bench.sizes.nodes,
@@ -368,13 +364,11 @@ def _peak_of(bench: Bench, draft: DraftConfig) -> int | None:
 def layers(bench: Bench, report: Report) -> None:
     """Where the time of a pass goes: recurrent layers, attention, feed-forward, head."""
     sizes = [n for n in (1, 4, DEFAULT_NODES) if n <= bench.sizes.nodes]
-    with bench.engine(DraftConfig("none"), replace(bench.config, n_slots=1)) as plain:
-        threads = plain.native.info.n_threads
     bench.result.layers += by_layer(
         bench.owner.model_address,
         bench.file.path,
         sizes,
-        threads=threads,
+        threads=bench.owner.info.n_threads,
         rounds=max(bench.sizes.repeat, 3),
         progress=report,
     )
