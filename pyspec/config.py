@@ -44,7 +44,8 @@ class EngineConfig:
         n_slots: Sequences that can be decoded at the same time.
         n_batch: Prompt tokens a decode call takes.
         n_ubatch: Tokens a forward pass takes.
-        n_threads: CPU threads; 0 takes the number of physical cores.
+        n_threads: CPU threads; 0 takes all physical cores, and for steps of a small model one, where
+            that is measured to be faster.
         n_gpu_layers: Layers placed on the GPU; -1 for all.
         split_mode: How several devices share the model: ``"layer"``, ``"row"``, or ``"none"`` for
             one of them.

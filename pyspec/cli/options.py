@@ -110,7 +110,8 @@ engine_options = _all(
         type=int,
         default=0,
         metavar="N",
-        help="CPU threads.  [default: physical cores]",
+        help="CPU threads.  [default: all physical cores; for steps of a small model one, where that "
+        "is measured to be faster]",
     ),
     click.option(
         "--gpu-layers",

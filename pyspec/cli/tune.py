@@ -48,9 +48,10 @@ def tune(model: str, nodes: int, rounds: int, context: int, as_json: bool, **val
     """Measure the cost of verification once, for all later runs on this machine.
 
     How much is worth drafting depends on what a pass over 2, 4 or 16 tokens costs compared with
-    one token. Without this, every start measures it briefly. The result is kept in the user's cache
-    directory (PYSPEC_CACHE_DIR puts it elsewhere), for this file, these options and this machine;
-    `serve`, `generate` and `bench` use it. Run it while nothing else is running.
+    one token. Without this, every start measures it briefly. In a small model one thread can be
+    faster than all; which is so is measured first, unless --threads is given. The result is kept in
+    the user's cache directory (PYSPEC_CACHE_DIR puts it elsewhere), for this file, these options and
+    this machine; `serve`, `generate` and `bench` use it. Run it while nothing else is running.
     """
     config = options.take_engine(values)
     file = ModelFile.read(resolve_model(model))
