@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from pyspec.cli import main
 
 GREEDY = SamplingConfig(temperature=0, seed=0)
 ONE_THREAD = EngineConfig(n_threads=1)
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +153,27 @@ def test_all_engines_of_a_run_have_one_number_of_threads(
         scenario=["decode", "concurrency", "cost", "layers"],
     )
     assert len({one.threads for one in result.results}) == len(probes) == 1
+
+
+def test_measurements_start_without_the_packages_of_the_tests() -> None:
+    """`scripts/setup` alone installs none of them."""
+    code = """
+import runpy, sys
+for name in ("anthropic", "httpx", "hypothesis", "matplotlib", "openai", "pytest", "selenium"):
+    sys.modules[name] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+    def must_show(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, "tests/bench/must_show.py", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    listed = must_show("list")
+    assert listed.returncode == 0 and "memory-serve" in listed.stdout, listed.stderr
+    served = must_show("run", "memory-serve")
+    assert served.returncode == 1
+    assert served.stderr.startswith("Error: memory-serve needs httpx, one of the packages")
 
 
 def test_oracle_is_right_as_often_as_it_says(model: Path) -> None:

@@ -5,7 +5,8 @@
     python tests/bench/must_show.py run greedy
     python tests/bench/must_show.py run peers --server PATH/llama-server
 
-A part takes less than a minute on two cores. Run it while nothing else is running.
+A part takes less than a minute on two cores. Run it while nothing else is running. All but
+memory-serve run after ``scripts/setup``; that needs the packages of the tests, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from rich.console import Console
 
@@ -44,7 +44,6 @@ from pyspec.model_file import ModelFile, resolve_model  # noqa: E402
 from pyspec.native import NativeEngine  # noqa: E402
 from tests import prompts as texts  # noqa: E402
 from tests.bench.policy import MACHINES, speedup  # noqa: E402
-from tests.servers import running  # noqa: E402
 
 GREEDY = SamplingConfig(temperature=0, seed=0)
 SAMPLED = SamplingConfig(temperature=0.8, seed=0)
@@ -316,6 +315,14 @@ def memory_serve(options: Options) -> tuple[None, dict[str, Any]]:
 
 
 def _peak_of_server(draft: str, slots: int) -> int | None:
+    try:
+        import httpx
+
+        from tests.servers import running
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"memory-serve needs {error.name}, one of the packages of the tests: scripts/setup test"
+        ) from None
     options = ("--draft", draft, "--slots", str(slots))
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), *options) as server:
 

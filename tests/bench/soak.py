@@ -7,7 +7,8 @@ Every client sends requests of random length, temperature and kind (chat or text
 with a JSON schema, with stop strings), goes on with its chat or starts another, and now and then
 hangs up in the middle. There is a server for each way of drafting; they are soaked in turns, in
 stretches of equal requests, so that what slows the machine slows both. Reported: requests, errors,
-tokens a second, what a step took and gave, memory after a warm-up and at the end.
+tokens a second, what a step took and gave, memory after a warm-up and at the end. Needs the packages
+of the tests (``scripts/setup test``).
 """
 
 from __future__ import annotations
