@@ -9,12 +9,25 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from pyspec import ArgumentError, DraftConfig, EngineConfig, SamplingConfig
-from pyspec.bench import BUILT_IN, SCENARIOS, SETS, Sizes, built_in, read_prompts, run
+from pyspec.bench import (
+    BUILT_IN,
+    SCENARIOS,
+    SETS,
+    BenchResult,
+    Sizes,
+    built_in,
+    read_prompts,
+    render,
+    run,
+)
+from pyspec.bench.machine import busy_elsewhere
 from pyspec.bench.report import to_csv
 from pyspec.cli import main
 
@@ -174,6 +187,62 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     served = must_show("run", "memory-serve")
     assert served.returncode == 1
     assert served.stderr.startswith("Error: memory-serve needs httpx, one of the packages")
+
+
+@pytest.fixture
+def played_processors(monkeypatch) -> SimpleNamespace:
+    """Processor time grows as `every` and `own` say, in cores; a second passes where one waits."""
+    played = SimpleNamespace(now=0.0, every={}, own=0.0)
+
+    def cpu_times() -> SimpleNamespace:
+        spent = {kind: 1e4 + played.now * cores for kind, cores in played.every.items()}
+        return SimpleNamespace(nice=0.0, system=0.0, **spent)
+
+    own = SimpleNamespace(
+        cpu_times=lambda: SimpleNamespace(user=played.now * played.own, system=7.0)
+    )
+    monkeypatch.setattr("psutil.cpu_times", cpu_times)
+    monkeypatch.setattr("psutil.Process", lambda: own)
+    monkeypatch.setattr("time.perf_counter", lambda: played.now)
+    monkeypatch.setattr("time.sleep", lambda _: setattr(played, "now", played.now + 1.0))
+    return played
+
+
+@pytest.mark.parametrize(
+    ("every", "own", "expected"),
+    [
+        pytest.param({"user": 0.0, "idle": 2.0}, 0.0, 0.0, id="quiet-whatever-was-before"),
+        pytest.param({"user": 1.0, "idle": 1.0}, 1.0, 0.0, id="what-it-takes-itself"),
+        pytest.param({"user": 1.5, "idle": 0.5}, 1.0, 0.5, id="what-others-take"),
+        pytest.param({"user": 0.1, "steal": 0.4, "iowait": 1.0}, 0.1, 0.4, id="what-a-host-takes"),
+    ],
+)
+def test_a_machine_is_as_busy_as_others_make_it_now(
+    played_processors, every: dict[str, float], own: float, expected: float
+) -> None:
+    played_processors.every, played_processors.own = every, own
+    assert busy_elsewhere() == pytest.approx(expected)
+
+
+def test_another_process_makes_a_machine_busy() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1
+    )
+    try:
+        process.stdout.readline()
+        assert busy_elsewhere() > 0.5
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("busy", "warns"), [(None, False), (0.4, False), (1.2, True)])
+def test_a_busy_machine_is_told(busy: float | None, warns: bool) -> None:
+    out = io.StringIO()
+    about = {"cpu": "x", "cores": 4, "system": "y", "pyspec": "1", "busy": busy}
+    render(BenchResult("m.gguf", about), Console(file=out, width=200))
+    assert ("other processes used 1.2 of 4 cores" in out.getvalue()) == warns
+    assert ("warning" in out.getvalue()) == warns
 
 
 def test_oracle_is_right_as_often_as_it_says(model: Path) -> None:

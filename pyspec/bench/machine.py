@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pyspec._version
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory in bytes, system, and the versions of what was measured."""
+    """Processor, cores, memory in bytes, system, the versions of what was measured, and `busy`: the
+    cores that other processes use (`busy_elsewhere`).
+    """
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -22,7 +25,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "pyspec": pyspec._version.__version__,
         "llama_cpp_python": _version_of("llama-cpp-python"),
-        "load": _load(),
+        "busy": busy_elsewhere(),
     }
 
 
@@ -62,12 +65,31 @@ def _memory() -> int | None:
         return None
 
 
-def _load() -> float | None:
-    """Processes that were running or waiting during the last minute: above 0, figures suffer."""
+def busy_elsewhere(seconds: float = 0.25) -> float | None:
+    """Cores that other processes keep busy now; above 0, figures suffer. None where unknown.
+
+    It is watched for so many seconds, so that what ran before, such as another benchmark, does not
+    count, as it does in the load average of the last minute.
+    """
+    import psutil
+
     try:
-        return round(os.getloadavg()[0], 2)
-    except OSError:
+        began, before = time.perf_counter(), _seconds_elsewhere()
+        time.sleep(seconds)
+        used = _seconds_elsewhere() - before
+    except (OSError, psutil.Error):
         return None
+    return round(max(used, 0.0) / (time.perf_counter() - began), 2)
+
+
+def _seconds_elsewhere() -> float:
+    """Processor time of all but this process since the machine started."""
+    import psutil
+
+    every, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    # What a host took from a virtual machine (steal) counts; guests are part of user and nice.
+    kinds = ("user", "nice", "system", "irq", "softirq", "steal")
+    return float(sum(getattr(every, kind, 0.0) for kind in kinds) - own.user - own.system)
 
 
 def _version_of(package: str) -> str | None:

@@ -15,17 +15,17 @@ from pyspec.bench.figures import BenchResult, Spread
 _DEPTHS = 6
 """Depths that a table shows; JSON has all."""
 
-_BUSY = 0.5  # processes a core, before anything is measured
+_BUSY = 0.25  # of the cores, used by others before anything is measured
 
 
 def render(result: BenchResult, console: Console) -> None:
     """Prints a table for every scenario that was measured."""
     console.print(headline(result), soft_wrap=True)
-    load = result.machine.get("load")
-    if load and load > _BUSY * result.machine["cores"]:
+    busy, cores = result.machine.get("busy") or 0.0, result.machine["cores"]
+    if busy > _BUSY * cores:
         console.print(
-            f"[yellow]warning:[/yellow] this machine is busy (load average {load}): its figures are "
-            "worth no more than it is quiet",
+            "[yellow]warning:[/yellow] this machine is busy: when the run began, other processes "
+            f"used {busy:.1f} of {cores} cores; figures are worth no more than the machine is quiet",
             soft_wrap=True,
         )
     for part in (
