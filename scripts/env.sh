@@ -19,18 +19,24 @@ lock() {
     fi
 }
 
-# How many files ninja has made in the build folder: its log has a line for each, and a first one.
-made() {
-    local log=build/default/.ninja_log
-    if [ -f $log ]; then echo $(($(wc -l <$log) - 1)); else echo 0; fi
+# How many files ninja has compiled in the build folder, by its log.
+made() { { grep -s $'\\.o\t' build/default/.ninja_log || true; } | wc -l; }
+
+# How many the libraries are compiled from; 0 as long as nobody knows.
+needed() {
+    { ninja -C build/default -t commands pyspec-libs 2>/dev/null || true; } |
+        { grep -E -- ' -o [^ ]+\.o ' || true; } | wc -l
 }
 
-# Says now and then how many were made since there were BEFORE, and nothing while there are no more.
+# Says now and then how many were compiled since there were BEFORE, and of how many where not all were
+# before: later builds compile what changed. Says nothing while there are no more.
 compiled() { # BEFORE [SECONDS]
-    local told=$1 now
+    local before=$1 told=$1 now total
     while sleep "${2:-10}" >/dev/null 2>&1 9>&-; do
         now=$(made)
-        [ "$now" -le "$told" ] || echo "    $((now - $1)) files compiled"
-        told=$now
+        [ "$now" -gt "$told" ] || continue
+        told=$now now=$((now - before)) total=$(($(needed) - before))
+        if [ $total -ge $now ]; then now+=" of $total"; fi
+        echo "    $now files compiled"
     done
 }

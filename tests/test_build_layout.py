@@ -123,19 +123,44 @@ def test_another_ggml_is_named(monkeypatch: pytest.MonkeyPatch, foreign: Path) -
         _libs.use_patched_libraries()
 
 
-def test_set_up_counts_the_files_that_it_compiles(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "before", "told"),
+    [
+        pytest.param(7, 3, "    2 of 4 files compiled\n", id="goes-on"),
+        pytest.param(3, 3, "    2 files compiled\n", id="what-changed"),
+        pytest.param(None, 0, "    2 files compiled\n", id="nobody-knows"),
+    ],
+)
+def test_set_up_counts_the_files_that_it_compiles(
+    tmp_path: Path, files: int | None, before: int, told: str
+) -> None:
     log = tmp_path / "build" / "default" / ".ninja_log"
     log.parent.mkdir(parents=True)
-    log.write_text("# ninja log v5\n" + "made earlier\n" * 3)
+    line = "1\t2\t3\tsrc/{}\tabc\n"
+    log.write_text("# ninja log v5\n" + line.format("lib.so") + line.format("x.cpp.o") * before)
+    if files is not None:
+        (log.parent / "build.ninja").write_text(
+            "rule cxx\n command = c++ -o $out -c $in\nrule link\n command = c++ -o $out $in\n"
+            + "".join(f"build {n}.o: cxx {n}.cpp\n" for n in range(files))
+            + f"build lib.so: link {' '.join(f'{n}.o' for n in range(files))}\n"
+            + "build other.o: cxx other.cpp\nbuild pyspec-libs: phony lib.so\n"
+        )
     script = (
-        'source "$0" && cd "$1" && before=$(made) && (compiled "$before" 0.1 & echo $!) && sleep 0.5'
-        ' && printf "made\\nnow\\n" >>build/default/.ninja_log'
+        'set -euo pipefail; source "$0" && cd "$1" && before=$(made)'
+        ' && (compiled "$before" 0.1 & echo $!) && sleep 0.5 && printf "$2" >>build/default/.ninja_log'
     )
-    command = ["bash", "-c", script, str(ROOT / "scripts" / "env.sh"), str(tmp_path)]
+    command = [
+        "bash",
+        "-c",
+        script,
+        str(ROOT / "scripts" / "env.sh"),
+        str(tmp_path),
+        line.format("y.c.o") * 2 + line.format("generated.h"),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         try:
-            assert process.stdout.readline() == "    2 files compiled\n"
+            assert process.stdout.readline() == told
         finally:
             os.kill(pid, signal.SIGTERM)
