@@ -20,6 +20,7 @@ from pyspec.bench import (
     BUILT_IN,
     SCENARIOS,
     SETS,
+    BenchPrompt,
     BenchResult,
     Sizes,
     built_in,
@@ -75,6 +76,20 @@ def test_stages_hold_what_native_code_takes(result) -> None:
     for one in result.results:
         assert 0 < one.native_ms <= sum(one.ms.values())
         assert 0 <= one.graph_reuse <= 1
+
+
+def test_reading_a_prompt_does_not_count_as_reuse_of_a_step(model: Path) -> None:
+    """The passes that read a long prompt keep their graph, too."""
+    result = run(
+        str(model),
+        [DraftConfig("mtp", depth=2)],
+        [BenchPrompt(tuple(i % 200 for i in range(3000)), "")],
+        config=ONE_THREAD,
+        sampling=GREEDY,
+        sizes=Sizes(4, 2),
+    )
+    for one in result.results:
+        assert 0.5 <= one.graph_reuse <= 1
 
 
 def test_prompts_contexts_concurrency(result) -> None:

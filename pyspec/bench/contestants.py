@@ -26,6 +26,7 @@ class Run:
         prompt_ms: Wall time of reading the prompt.
         drafted: Draft tokens verified.
         accepted: Those accepted.
+        reused: Passes of the target, reading left out, that ran an earlier pass's graph.
         stats: All that pyspec counts; None for peers.
     """
 
@@ -36,6 +37,7 @@ class Run:
     prompt_ms: float
     drafted: int = 0
     accepted: int = 0
+    reused: int = 0
     stats: Stats | None = None
 
     @property
@@ -92,8 +94,13 @@ class Own(Contestant):
     def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
         for slot in range(self.engine.config.n_slots):
             self._record(prompt, slot)
+        graphs = [self._reused()]
         result = self.engine.complete(
-            list(prompt), max_tokens=max_tokens, ignore_end=True, sampling=self.sampling
+            list(prompt),
+            max_tokens=max_tokens,
+            ignore_end=True,
+            sampling=self.sampling,
+            progress=lambda _: graphs.append(self._reused()),
         )
         stats = result.stats
         return Run(
@@ -104,8 +111,12 @@ class Own(Contestant):
             stats.prompt_ms,
             stats.drafted,
             stats.accepted,
+            self._reused() - graphs[-1],
             stats,
         )
+
+    def _reused(self) -> int:
+        return self.engine.native.timings().n_graph_reused
 
     def decode_together(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float | None:
         engine = self.engine

@@ -38,7 +38,7 @@ class DraftResult:
         acceptance_by_source: Drafter to the share of its nodes that were accepted.
         speedup_by_set: Median speed-up of every prompt set.
         trees: Number of nodes to the number of steps whose tree had so many.
-        graph_reuse: Share of the target's passes that ran an earlier pass's graph.
+        graph_reuse: Share of the steps whose pass ran an earlier pass's graph.
         native_ms: Milliseconds per step inside native code, all stages together.
         prompt_tps: Prompt tokens per second.
         identical: Share of the runs that gave plain decoding's very tokens.

@@ -157,9 +157,7 @@ def _own_figures(own: list[Run], native: NativeTimings) -> dict[str, Any]:
             for stage in stats[0].stage_ms
         },
         "trees": dict(sorted(trees.items())),
-        "graph_reuse": round(native.n_graph_reused / native.n_verify, 4)
-        if native.n_verify
-        else None,
+        "graph_reuse": round(sum(run.reused for run in own) / steps, 4),
         "native_ms": round(inside / 1e3 / native.n_verify, 4) if native.n_verify else None,
     }
 
