@@ -167,7 +167,7 @@ def test_all_engines_of_a_run_have_one_number_of_threads(
     def choose(native) -> int:
         """What a probe finds changes from one to the next."""
         probes.append(native)
-        native.set_threads(native.info.n_threads if len(probes) % 2 else 1)
+        native.set_threads(1 if len(probes) % 2 else native.info.n_threads)
         return native.info.n_threads
 
     monkeypatch.setattr("pyspec.cost.choose_threads", choose)

@@ -124,6 +124,13 @@ def test_a_delay_does_not_choose_the_threads(seconds, expected: int, delayed: ra
     assert len(native.columns) <= 13
 
 
+def test_threads_that_wait_long_for_a_core_are_not_taken() -> None:
+    """On a busy machine a pass of several threads can take a second."""
+    native = Played(lambda n, columns: 0.5 if n > 1 else 0.001)
+    assert choose_threads(native) == 1
+    assert len(native.columns) == 3
+
+
 def test_probing_threads_of_a_slow_model_takes_one_pass_of_each() -> None:
     native = Played(lambda n, columns: 0.4 / n)
     assert choose_threads(native) == 4
@@ -158,7 +165,7 @@ def probes(monkeypatch, tmp_path) -> list:
 
     def choose(native) -> int:
         found.append(native)
-        native.set_threads(native.info.n_threads if len(found) % 2 else 1)
+        native.set_threads(1 if len(found) % 2 else native.info.n_threads)
         return native.info.n_threads
 
     monkeypatch.setattr("pyspec.cost.choose_threads", choose)
