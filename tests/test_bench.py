@@ -82,14 +82,13 @@ def test_reading_a_prompt_does_not_count_as_reuse_of_a_step(model: Path) -> None
     """The passes that read a long prompt keep their graph, too."""
     result = run(
         str(model),
-        [DraftConfig("mtp", depth=2)],
-        [BenchPrompt(tuple(i % 200 for i in range(3000)), "")],
+        [DraftConfig("none")],
+        [BenchPrompt(tuple(i % 200 for i in range(2000)), "")],
         config=ONE_THREAD,
         sampling=GREEDY,
-        sizes=Sizes(4, 2),
+        sizes=Sizes(2, 2),
     )
-    for one in result.results:
-        assert 0.5 <= one.graph_reuse <= 1
+    assert 0.5 <= result.results[0].graph_reuse <= 1
 
 
 def test_prompts_contexts_concurrency(result) -> None:
