@@ -86,6 +86,7 @@ class Controller(Drafter):
         self._listeners = set(self._costly)
         self._floor = 0.0  # of a node's value, in this step
         self._tokens = 0
+        self._levels = 1  # of the deepest tree of the asked drafter, and one more
         self.asked = ""  # the drafter that costs time and was asked in the last step
         self._observers = _overriding(self.sources, "observe")
         self._cost_observers = _overriding(self.sources, "observe_cost")
@@ -135,6 +136,7 @@ class Controller(Drafter):
         if self.asked:
             self._listen(self._costly[self.asked], True)
             more = self._ask([self._costly[self.asked]], contexts)
+            self._levels = 1 + max(tree.max_depth for tree in more)
             known = [proposal.classes for proposal in proposals] or [[]] * len(trees)
             proposals = [
                 Proposal(_merged(pair), free_classes=classes)
@@ -176,7 +178,9 @@ class Controller(Drafter):
 
     def observe_cost(self, cost: StepCost) -> None:
         self._briefed.clear()
-        self.planner.observe_cost(cost, self._tokens)
+        source = self._costly.get(self.asked)
+        warm_ms = self._levels * source.pass_ms if source and source.pass_ms else math.inf
+        self.planner.observe_cost(cost, self._tokens, warm_ms)
         for source in self._cost_observers:
             source.observe_cost(cost)
         self._change_listeners()

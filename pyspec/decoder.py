@@ -93,8 +93,9 @@ class Decoder:
         if passed:
             self.drafter.coasted(passed)
         else:
-            draft_ms = clock.ms["draft"]
-            self.drafter.observe_cost(StepCost(columns, draft_ms, clock.total_ms - draft_ms))
+            rest_ms = clock.total_ms - clock.ms["draft"]
+            other_ms = rest_ms - clock.ms["verify"] - clock.ms["sample"]
+            self.drafter.observe_cost(StepCost(columns, clock.ms["draft"], rest_ms, other_ms))
         return emissions
 
     def _speculate(self, sequences: Many[Sequence]) -> tuple[list[Turn], int]:

@@ -77,11 +77,13 @@ class StepCost(NamedTuple):
         columns: Tokens in the target's pass: sequences times nodes of the largest tree.
         draft_ms: Wall time of drafting.
         rest_ms: Wall time of everything else: verification, sampling, commit.
+        other_ms: What of that is neither the target's pass nor the drawing of tokens.
     """
 
     columns: int
     draft_ms: float
     rest_ms: float
+    other_ms: float = 0.0
 
 
 class Coast(NamedTuple):

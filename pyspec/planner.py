@@ -31,6 +31,8 @@ _SHARE = 0.003  # of all tokens that the trials of one drafter may cost
 _TRY_SOON, _TRY_LATE = 24, 4096  # steps from one trial to the next, at least and at most
 _HOLD, _LONG_HOLD = 8, 256  # steps that it stands that nobody is asked, while the free are silent
 _AHEAD = 256  # steps of which it can be known that nothing need be decided in them, at most
+_PYTHON_MS = 0.1  # that Python takes in a step with drafts, when it is warm, for each half of it
+_SLOW = 1.25  # times the usual, beyond which a step that asked somebody counts as delayed
 _EARSHOT = 64  # steps before and after being asked in which a drafter listens
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
 _CREDIT = 24.0  # tokens a sequence that the balance holds at most
@@ -46,10 +48,15 @@ class Record:
     ms: float = 0.0
     steps: float = 0.0
 
-    def add(self, tokens: float, ms: float, fade: float = _FADE, steps: int = 1) -> None:
-        """So many steps more, all alike. What takes far longer than usual was delayed from outside."""
+    def add(
+        self, tokens: float, ms: float, fade: float = _FADE, steps: int = 1, most: float = 2.0
+    ) -> None:
+        """So many steps more, all alike.
+
+        What takes longer than `most` times the usual was delayed from outside.
+        """
         if self.steps:
-            ms = min(ms, 2 * self.ms / self.steps)
+            ms = min(ms, most * self.ms / self.steps)
         fade **= steps
         self.tokens = fade * self.tokens + steps * tokens
         self.ms = fade * self.ms + steps * ms
@@ -99,6 +106,7 @@ class Planner:
         self._known = {name: Known() for name in names}
         self._n = 1  # sequences of this step
         self._slots: frozenset[int] = frozenset()  # that the asked drafter drafts for
+        self._gave: list[tuple[int, int]] = []  # tokens of each slot in this step
         self._step = 0
         self._asked = ""  # in this step
         self._trying = ""
@@ -245,8 +253,9 @@ class Planner:
             other = min(known.all, key=lambda number: abs(number - n))
             usual = known.all[other].mean_tokens / other
             ms = known.all[other].mean_ms * self.curve.ms(n) / self.curve.ms(other)
-        tokens = sum([_expected(known.own.get(slot), usual) for slot in slots])
-        return tokens + (n - len(slots)), ms
+        known_here = [_expected(known.own.get(slot), usual, ms) for slot in slots]
+        tokens = sum([own for own, _ in known_here])
+        return tokens + (n - len(slots)), sum([own for _, own in known_here]) / max(len(slots), 1)
 
     def _begin_trial(self, allowed: list[str], tokens: float) -> None:
         for name in allowed:
@@ -273,24 +282,25 @@ class Planner:
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learns how many tokens a step that asked a drafter gave each request."""
-        own = self._known[self._asked].own
-        for slot, _, path in outcomes:
-            if slot in self._slots:
-                own.setdefault(slot, Record()).add(len(path.tokens), 0.0)
+        self._gave = [(one.slot, len(one.path.tokens)) for one in outcomes]
 
-    def observe_cost(self, cost: StepCost, tokens: int) -> None:
-        """Learns what a step cost that gave `tokens` in all."""
+    def observe_cost(self, cost: StepCost, tokens: int, warm_ms: float = math.inf) -> None:
+        """Learns what a step cost that gave `tokens` in all.
+
+        Args:
+            warm_ms: What the asked drafter takes for such a draft when it is asked all the time.
+        """
         if self.idle or self.silent:
             self._n, self._asked = cost.columns, ""
         n, ms = self._n, cost.draft_ms + cost.rest_ms
-        self.curve.observe(cost.columns, cost.rest_ms)
+        self.curve.observe(cost.columns, cost.rest_ms - cost.other_ms)
         self._recent_of(n).add(tokens, ms, _LOCAL)
         if not (self._asked or self.idle) and cost.columns == n:
             self._vain_ms = follow(self._vain_ms, ms)
         self._balance += _INTEREST * tokens - self._loss(cost, tokens)
         self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
         if self._asked:
-            self._learn(cost, tokens)
+            self._learn(cost, tokens, warm_ms)
 
     # ---- coasts ----
 
@@ -353,20 +363,24 @@ class Planner:
         """
         n = self._n
         plain = self.curve.ms(n)
-        draft_ms = min(cost.draft_ms, plain)
+        draft_ms = min(cost.draft_ms + cost.other_ms, plain)
         if cost.columns == n:  # the roots alone, as in plain decoding
             if not self._asked:
                 return 0.0 if self.idle else n * self.asking_costs(n)
             return n * draft_ms / plain
         return n * (draft_ms + self.curve.ms(cost.columns)) / plain - tokens
 
-    def _learn(self, cost: StepCost, tokens: int) -> None:
-        known, n = self._known[self._asked], self._n
-        trial = self._trying == self._asked
-        if not trial or self._tried:
-            known.all.setdefault(n, Record()).add(tokens, cost.draft_ms + cost.rest_ms)
-        if not trial:
+    def _learn(self, cost: StepCost, tokens: int, warm_ms: float) -> None:
+        n = self._n
+        if self._trying != self._asked:
+            self._record(tokens, cost.draft_ms + cost.rest_ms)
             return
+        if self._tried or math.isfinite(warm_ms):
+            # Where steps are short a trial takes much longer than what it tries: nothing of it is in
+            # the processor's caches yet, and graphs of its sizes are built.
+            draft_ms = min(cost.draft_ms, warm_ms + _PYTHON_MS)
+            rest_ms = min(cost.rest_ms, self.curve.ms(cost.columns) + _PYTHON_MS)
+            self._record(tokens, draft_ms + rest_ms)
         lost = self._free_worth - (tokens - self.rate * (cost.draft_ms + cost.rest_ms))
         self._spent += lost
         # The first step also makes up for what was left out, such as a whole prompt.
@@ -376,14 +390,23 @@ class Planner:
         if self._tried == self._length or (self._tried > 1 and self._lost > _ABORT * n):
             self._end_trial()
 
+    def _record(self, tokens: int, ms: float) -> None:
+        """Adds a step of the asked drafter to what is known of it, and to that of each request."""
+        known = self._known[self._asked]
+        known.all.setdefault(self._n, Record()).add(tokens, ms, most=_SLOW)
+        for slot, gave in self._gave:
+            if slot in self._slots:
+                known.own.setdefault(slot, Record()).add(gave, ms)
+
     def forget(self, slot: int) -> None:
         """Drops what a slot's request has taught."""
         for known in self._known.values():
             known.own.pop(slot, None)
 
 
-def _expected(own: Record | None, usual: float) -> float:
-    """Tokens that a step can be expected to give a request."""
+def _expected(own: Record | None, tokens: float, ms: float) -> tuple[float, float]:
+    """Tokens and milliseconds that a step of a request can be expected to take, `tokens` and `ms` being usual."""
     if own is None:
-        return usual
-    return (own.tokens + _TRUST * usual) / (own.steps + _TRUST)
+        return tokens, ms
+    weight = own.steps + _TRUST
+    return (own.tokens + _TRUST * tokens) / weight, (own.ms + _TRUST * ms) / weight
