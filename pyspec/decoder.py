@@ -121,7 +121,7 @@ class Decoder:
         """Steps without the drafter, where there are any."""
         first, n = sequences[0], len(sequences)
         with self.clock.stage("draft"):
-            coast = self.drafter.coast(sequences, n == 1 and first.is_free)
+            coast = self.drafter.coast(sequences, n == 1 and first.may_be_piloted)
         if coast is None:
             return [], []
         if n == 1 and first.may_coast:

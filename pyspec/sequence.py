@@ -103,7 +103,7 @@ class Sequence:
         )
 
     @property
-    def is_free(self) -> bool:
+    def may_be_piloted(self) -> bool:
         """Whether it may coast, and sets no limits of its own to drafting."""
         return self.may_coast and self.draft in _ALL and self.draft_nodes is None
 
