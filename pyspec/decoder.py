@@ -83,15 +83,13 @@ class Decoder:
         Each sequence emits at least one token, or fails alone.
         """
         with self.clock as clock:
-            turns, passed = self._coast(sequences)
-            columns = 0
-            if not passed:
-                turns, columns = self._speculate(sequences)
+            coasted = self._coast(sequences)
+            turns, columns = self._speculate(sequences) if coasted is None else (coasted[0], 0)
             emissions = [Emission(one[0], one[0].emit(*one[1:]), *one[1:]) for one in turns]
         for sequence in sequences:
             sequence.stats.add_time(clock)
-        if passed:
-            self.drafter.coasted(passed)
+        if coasted is not None:
+            self.drafter.coasted(coasted[1])
         else:
             rest_ms = clock.total_ms - clock.ms["draft"]
             other_ms = rest_ms - clock.ms["verify"] - clock.ms["sample"]
@@ -117,37 +115,45 @@ class Decoder:
 
     # ---- steps for which the drafter need not be asked ----
 
-    def _coast(self, sequences: Many[Sequence]) -> tuple[list[Turn], list[Passed]]:
-        """Steps without the drafter, where there are any."""
+    def _coast(self, sequences: Many[Sequence]) -> tuple[list[Turn], list[Passed]] | None:
+        """Steps without the drafter; None where it must be asked."""
         first, n = sequences[0], len(sequences)
         with self.clock.stage("draft"):
             coast = self.drafter.coast(sequences, n == 1 and first.may_be_piloted)
         if coast is None:
-            return [], []
+            return None
         if n == 1 and first.may_coast:
             return self._coast_alone(first, coast)
         began = time.perf_counter()
         turns = self._walk(sequences, [DraftTree.root(one.tokens[-1]) for one in sequences])
         return turns, [Passed(1, n, n, n, 1e3 * (time.perf_counter() - began))]
 
-    def _coast_alone(self, sequence: Sequence, coast: Coast) -> tuple[list[Turn], list[Passed]]:
+    def _coast_alone(
+        self, sequence: Sequence, coast: Coast
+    ) -> tuple[list[Turn], list[Passed]] | None:
         """Several steps in one native call: where steps are short, Python is what takes long.
 
-        None where the pilot gives way at once.
+        None where the pilot gives way at once. A sampler that fails fails its request alone.
         """
         root, ms = sequence.tokens[-1], self.clock.ms
-        with self.clock.stage("verify"):
-            steps, sample_ms, commit_ms = self.verifier.coast(
-                sequence.slot,
-                root,
-                sequence.sampler,
-                max_steps=coast.steps,
-                max_tokens=sequence.remaining,
-                stop_at_end=sequence.is_end is not None,
-                max_ms=COAST_MS,
-                pilot=coast.pilot,
-                text=sequence.tokens,
-            )
+        try:
+            with self.clock.stage("verify"):
+                steps, sample_ms, commit_ms = self.verifier.coast(
+                    sequence.slot,
+                    root,
+                    sequence.sampler,
+                    max_steps=coast.steps,
+                    max_tokens=sequence.remaining,
+                    stop_at_end=sequence.is_end is not None,
+                    max_ms=COAST_MS,
+                    pilot=coast.pilot,
+                    text=sequence.tokens,
+                )
+        except SamplerError as error:
+            sequence.fail(error)
+            return [], []
+        if not steps:
+            return None
         ms["verify"] -= sample_ms + commit_ms
         ms["sample"], ms["commit"] = sample_ms, commit_ms
         turns, passed = [], []

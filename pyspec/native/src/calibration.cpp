@@ -18,7 +18,6 @@ constexpr int32_t               bins   = (int32_t) edges.size() + 1;
 constexpr double  prior_weight = 4.0;  // observations that the drafter's own belief counts for
 constexpr double  all_weight   = 12.0; // observations that all requests count for in one
 constexpr double  fade         = 0.985;
-constexpr int32_t most_slots   = 1 << 16;
 
 static_assert((depths + 1) * ranks * bins == Calibration::n_classes);
 

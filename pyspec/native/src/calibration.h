@@ -12,6 +12,7 @@ public:
     static constexpr int32_t n_classes    = 60; // of nodes that the same drafters proposed
     static constexpr int32_t no_class     = -1;
     static constexpr int32_t most_classes = 1 << 20;
+    static constexpr int32_t most_slots   = 1 << 16;
 
     // A tree as it was proposed; arrays of n, node 0 is the root. firsts: of every node, the first class of its drafters.
     struct Nodes {

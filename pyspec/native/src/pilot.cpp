@@ -24,8 +24,9 @@ Pilot::Pilot(pyspec_pilot & the_rules, Ngram & the_ngram, Calibration & the_cali
     if (!(rules.recent_ms > 0.0 && rules.fade >= 0.0 && rules.fade < 1.0)) {
         fail(PYSPEC_ERR_ARGUMENT, "pilot: recent_ms is %g and fade %g", rules.recent_ms, rules.fade);
     }
-    if (rules.n_sizes < 0 || rules.n_others < 0 || rules.slot < 0 || rules.first_class < 0 ||
-        rules.first_class > Calibration::most_classes || rules.depth < 0 ||
+    if (rules.n_sizes < 0 || rules.n_others < 0 || rules.slot < 0 ||
+        rules.slot >= Calibration::most_slots || rules.first_class < 0 ||
+        rules.first_class > Calibration::most_classes - Calibration::n_classes || rules.depth < 0 ||
         rules.depth > GGML_TREE_MAX_NODES || rules.max_nodes < 1 || rules.max_nodes > GGML_TREE_MAX_NODES) {
         fail(PYSPEC_ERR_ARGUMENT, "pilot: slot is %d, first_class %d, depth %d, max_nodes %d, n_sizes %d", rules.slot,
              rules.first_class, rules.depth, rules.max_nodes, rules.n_sizes);
