@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -17,9 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspec import DraftConfig, DraftTree, Engine
 from pyspec.accept import AcceptedPath
 from pyspec.decoder import Emission
+from pyspec.native.engine import CoastStep, CoastSteps
 from pyspec.server.speculation import TARGET, CostCurve, Speculation
 from pyspec.stats import STAGES
-from tests.servers import running, serving
+from tests.conftest import OpenEngine
+from tests.servers import running, serve, serving
 
 CHAT = "/v1/chat/completions"
 BODY = {
@@ -166,6 +169,104 @@ def test_the_stream_tells_every_token_and_its_source(tmp_path: Path) -> None:
         *drafts, last = [token["sources"] for token in event["tokens"]]
         assert last == [TARGET] and drafts == [["mtp"]] * len(drafts)
         assert len(event["tree"]["accepted"]) == len(event["tokens"])
+
+
+class Coasts:
+    """What an engine has coasted."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[int] = []  # steps
+        self.steps: list[CoastStep] = []
+        self._coast = engine.native.coast
+        monkeypatch.setattr(engine.native, "coast", self.coast)
+
+    def coast(self, *arguments: Any, **options: Any) -> CoastSteps:
+        found = self._coast(*arguments, **options)
+        self.calls.append(len(found.steps))
+        self.steps += found.steps
+        return found
+
+
+def follow(url: str, bodies: list[dict]) -> tuple[list[dict], list[dict]]:
+    """The answers to requests that are made one behind the other, and all events meanwhile."""
+    events: list[dict] = []
+    with (
+        httpx.Client() as client,
+        client.stream("GET", url + "/v1/speculation/stream", timeout=30) as stream,
+    ):
+        lines = stream.iter_lines()
+        assert next(lines).startswith(":")  # open: nothing is missed from here on
+        answers = [
+            httpx.post(
+                url + CHAT, json=body, headers={"X-Request-ID": str(number)}, timeout=30
+            ).json()
+            for number, body in enumerate(bodies)
+        ]
+        for line in lines:
+            if line.startswith("data:"):
+                events.append(json.loads(line[5:]))
+                if sum(event["type"] == "end" for event in events) == len(bodies):
+                    return answers, events
+    raise AssertionError("the stream ended")
+
+
+@pytest.mark.parametrize("draft", ["none", "auto"])
+def test_coasts_are_told_step_by_step(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, draft: str
+) -> None:
+    """Several steps in one call count as so many, and the stream tells every token once."""
+    engine = open_engine(draft, n_slots=2, n_ctx=1024)
+    coasts = Coasts(engine, monkeypatch)
+    end = engine.native.info.token_eos
+    sampled = {**BODY, "max_tokens": 70, "temperature": 0.8, "ignore_eos": False}
+    bodies = [
+        {**BODY, "max_tokens": 120},
+        {**BODY, "max_tokens": 150, "temperature": 0.8, "seed": 5},
+        *[{**sampled, "seed": seed, "logit_bias": {str(end): 4.0}} for seed in range(3)],
+    ]
+    with serve(engine) as url:
+        answers, events = follow(url, bodies)
+        found = samples(httpx.get(url + "/metrics").text)
+        live = httpx.get(url + "/v1/speculation").json()
+    assert max(coasts.calls) > 1
+    assert draft == "none" or any(step.tree and len(step.path) > 1 for step in coasts.steps)
+    reasons = [answer["choices"][0]["finish_reason"] for answer in answers]
+    assert "stop" in reasons  # an end token is no text, but a token that was drawn
+
+    steps = [event for event in events if event["type"] == "step"]
+    for number, answer in enumerate(answers):
+        own = [event for event in events if event["request"] == str(number)]
+        assert [event["type"] for event in own[-2:]] == ["step", "end"]
+        tokens = [token for event in own[:-1] for token in event["tokens"]]
+        assert len(tokens) == answer["usage"]["completion_tokens"]
+        text = "".join(token["text"] for token in tokens)
+        assert text == answer["choices"][0]["message"]["content"]
+        for event in own[:-1]:
+            accepted = event["tree"]["accepted"]
+            assert len(event["tokens"]) in (len(accepted), len(accepted) - 1)
+            if len(event["tokens"]) == len(accepted):
+                assert event["tokens"][-1]["sources"] == [TARGET]
+
+    generated = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    drawn = sum(len(event["tree"]["accepted"]) for event in steps)
+    assert drawn == generated + reasons.count("stop")
+    assert found[("pyspec_generated_tokens_total",)] == generated
+    assert found[("pyspec_steps_total",)] == len(steps) == live["total"]["steps"]
+    assert sum(coasts.calls) <= len(steps)
+    assert draft == "auto" or sum(coasts.calls) == len(steps) == drawn
+    for stage in (*STAGES, "other"):
+        assert found["pyspec_step_seconds_count", ("stage", stage)] == len(steps)
+    counted = sum(
+        value for (name, *_), value in found.items() if name == "pyspec_accepted_drafts_total"
+    )
+    marked = [
+        source
+        for event in steps
+        for token in event["tokens"]
+        for source in token["sources"]
+        if source != TARGET
+    ]
+    assert counted == len(marked) and (draft == "none") == (not marked)
 
 
 def test_sources_are_told_apart(engine: Engine) -> None:
