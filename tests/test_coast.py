@@ -6,6 +6,7 @@ The yardstick is the step of four calls: propose, verify, accept, commit.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pyspec.drafts.ngram import NgramDrafter
 
 from pyspec import (
     AcceptedPath,
@@ -31,6 +31,7 @@ from pyspec.calibration import Calibration
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve
 from pyspec.drafter import Drafter, Passed, StepCost
+from pyspec.drafts.ngram import NgramDrafter
 from pyspec.errors import AbortedError, ArgumentError, ContextError, SamplerError, TreeError
 from pyspec.generate import GenerationResult
 from pyspec.native import NativeEngine, NativeSampler
@@ -52,6 +53,11 @@ SAMPLINGS = [
 REPEATING = b"def main():\n    pass\n" * 8
 PROMPTS = [REPEATING, b"x = 1\n" * 20, FEW[1], FEW[4]]
 NGRAM = frozenset(("ngram",))
+DRAFTS = ["none", "ngram", "auto"]
+"""`ngram` is a controller's only drafter here, so its pilot is used from the first step on.
+
+Under `auto` the others are tried first, and time decides when: only the text is certain.
+"""
 N_CTX = 256
 MOST = 32
 """Steps of a native call at most."""
@@ -118,7 +124,7 @@ def assert_adds_up(stats: Stats, ended: bool) -> None:
 # ---- generation ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draft", ["none", "auto"])
+@pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_tokens_are_those_of_single_steps(
     open_engine: OpenEngine,
@@ -136,17 +142,61 @@ def test_tokens_are_those_of_single_steps(
         assert len(found.tokens) == found.stats.generated == 130
         assert (found.text, found.finish_reason) == (expected.text, "length")
         assert_adds_up(found.stats, ended=False)
+        assert found.stats.drafted_by_source.keys() <= engine.drafter.names
         if draft == "none":
             assert (found.stats.steps, found.stats.trees) == (130, {1: 130})
     steps = watched.steps
-    assert max(len(coast.steps) for coast in watched.coasts) > 1
     if draft == "none":
         assert len(steps) == 130 * len(PROMPTS) and not any(watched.piloted)
-    else:
-        assert any(step.tree is not None and len(step.path) > 1 for step in steps)
+    if draft != "auto":
+        assert max(len(coast.steps) for coast in watched.coasts) > 1
+        drafted = [step for step in steps if step.tree is not None and len(step.path) > 1]
+        assert (draft == "ngram") == bool(drafted)
 
 
-@pytest.mark.parametrize("draft", ["none", "auto"])
+@pytest.mark.parametrize("draft", ["none", "ngram"])
+def test_what_a_coast_gives_is_told_step_by_step(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, draft: str
+) -> None:
+    """To who steps the engine, and to the drafter."""
+    engine = open_engine(draft)
+    passed: list[Passed] = []
+    coasted = engine.drafter.coasted
+
+    def kept(some: Sequence[Passed]) -> None:
+        passed.extend(some)
+        coasted(some)
+
+    monkeypatch.setattr(engine.drafter, "coasted", kept)
+    sampling = SamplingConfig(temperature=0.8, seed=3)
+    sequence = begin(engine, REPEATING, max_tokens=150, ignore_end=True, sampling=sampling)
+    held, trees, ms, asked = list(sequence.tokens), Counter[int](), 0.0, 0
+    while sequence.finish_reason is None:
+        before = len(passed)
+        emissions = engine.step([sequence])
+        asked += len(passed) == before
+        ms += engine.clock.total_ms
+        for one in [single for emission in emissions for single in emission.single()]:
+            assert one.sequence is sequence and one.plain == ()
+            assert one.tree.token_list[0] == held[-1]
+            drafts = [one.tree.token_list[node] for node in one.path.nodes[1:]]
+            assert [*drafts, one.path.bonus_token] == list(one.path.tokens)
+            held += one.path.tokens
+            trees[len(one.tree)] += 1
+    engine.end(sequence)
+    assert held == sequence.tokens and trees == sequence.stats.trees
+    assert sequence.stats.steps - asked == sum(one.steps for one in passed) > 0
+    assert asked == 0 or draft == "ngram"
+    if asked == 0:  # the balance has not kept it from drafting
+        columns = Counter[int]()
+        for one in passed:
+            columns[one.columns] += one.steps
+        assert columns == trees and sum(one.tokens for one in passed) == 150
+    assert all(one.n == 1 and one.ms > 0 for one in passed)
+    assert sum(one.ms for one in passed) < ms
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_they_end_where_single_steps_end(
     open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, draft: str
 ) -> None:
@@ -168,10 +218,10 @@ def test_they_end_where_single_steps_end(
         reasons.append((found.finish_reason, len(found.tokens) > 2))
     assert ("stop", True) in reasons and ("length", True) in reasons
     last = [coast.steps[-1].drawn[-1] for coast in watched.coasts if len(coast.steps) > 1]
-    assert end in last  # not only in steps of their own
+    assert draft == "auto" or end in last  # not only in steps of their own
 
 
-@pytest.mark.parametrize("draft", ["none", "auto"])
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_a_drafted_end_ends(
     open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, draft: str
 ) -> None:
@@ -192,10 +242,10 @@ def test_a_drafted_end_ends(
         beyond = engine.complete(prompt, max_tokens=40, sampling=sampling, ignore_end=True)
         assert beyond.tokens == going_on.tokens
     trees = [step.tree for step in watched.steps if step.tree is not None]
-    assert any(end in tree.token_list for tree in trees) == (draft == "auto")
+    assert draft == "auto" or any(end in tree.token_list for tree in trees) == (draft == "ngram")
 
 
-@pytest.mark.parametrize("draft", ["none", "auto"])
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_a_context_is_filled_to_its_last_place(
     open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, draft: str
 ) -> None:
@@ -208,7 +258,7 @@ def test_a_context_is_filled_to_its_last_place(
         assert (found.tokens, found.finish_reason) == (expected.tokens, "length")
         assert len(found.tokens) == left + 1
         assert_adds_up(found.stats, ended=False)
-    assert len(watched.steps) > 10
+    assert draft == "auto" or len(watched.steps) > 10
 
 
 def test_streamed_pieces_are_the_text(open_engine: OpenEngine) -> None:
@@ -249,27 +299,41 @@ def test_what_must_be_looked_at_token_by_token_does_not_coast(
         assert len(sequence.logprobs) == 40
 
 
-@pytest.mark.parametrize("options", [{"draft": "none"}, {"draft_nodes": 2}, {"draft": "mtp"}])
+@pytest.mark.parametrize(
+    ("draft", "options", "most"),
+    [
+        ("ngram", {"draft": "none"}, 1),
+        ("ngram", {"draft_nodes": 2}, 2),
+        ("auto", {"draft": "mtp"}, 64),
+        ("auto", {"draft": "none"}, 1),
+        ("auto", {"draft_nodes": 3}, 3),
+    ],
+)
 def test_requests_with_limits_of_their_own_get_no_pilot(
-    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, options: dict
+    open_engine: OpenEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    draft: str,
+    options: dict[str, Any],
+    most: int,
 ) -> None:
-    engine = open_engine("auto")
+    engine = open_engine(draft)
     watched = watch(engine, monkeypatch)
-    for limits in (options, {}):
+
+    def decode(**limits: Any) -> Stats:
         sequence = begin(
             engine, REPEATING, max_tokens=80, ignore_end=True, sampling=GREEDY, **limits
         )
         while sequence.finish_reason is None:
             engine.step([sequence])
         engine.end(sequence)
-        assert any(watched.piloted) == (not limits)
-        if limits:
-            assert max(sequence.stats.trees) <= (2 if "draft_nodes" in limits else 16)
-            assert "none" not in limits.values() or set(sequence.stats.trees) == {1}
-            assert not sequence.stats.drafted_by_source.keys() - {
-                options.get("draft", "mtp"),
-                *(engine.drafter.names if "draft_nodes" in limits else ()),
-            }
+        return sequence.stats
+
+    stats = decode(**options)
+    assert not any(watched.piloted) and max(stats.trees) <= most
+    if "draft" in options:
+        assert stats.drafted_by_source.keys() <= {options["draft"]}
+    decode()
+    assert draft == "auto" or any(watched.piloted)
 
 
 @pytest.mark.xfail(
@@ -370,6 +434,22 @@ def test_several_sequences_coast_while_drafting_does_not_pay(
         assert sequence.output == step_by_step(plain, prompt, max_tokens=30, **options).tokens
 
 
+def test_several_sequences_are_drafted_for_together(open_engine: OpenEngine, plain: Engine) -> None:
+    """A pilot is for one alone; for several its drafter is asked."""
+    engine = open_engine("ngram", n_slots=2)
+    options = {"max_tokens": 60, "ignore_end": True, "sampling": GREEDY}
+    both = [begin(engine, prompt, **options) for prompt in PROMPTS[:2]]
+    while all(one.finish_reason is None for one in both):
+        engine.step(both)
+    for sequence, prompt in zip(both, PROMPTS, strict=False):
+        assert sequence.stats.accepted > 10
+        while sequence.finish_reason is None:  # alone in the end, with a pilot
+            engine.step([sequence])
+        engine.end(sequence)
+        assert sequence.output == step_by_step(plain, prompt, **options).tokens
+        assert_adds_up(sequence.stats, ended=False)
+
+
 # ---- drafters of others -------------------------------------------------------------------------
 
 
@@ -400,25 +480,23 @@ class Accountant(NgramDrafter):
         self.costs.append(cost)
 
 
-@pytest.mark.parametrize("others", [[], [NgramDrafter]], ids=["alone", "with-ngram"])
-@pytest.mark.parametrize("kind", [NgramDrafter, Learner, Accountant])
+@pytest.mark.parametrize(
+    "kinds",
+    [[NgramDrafter], [Learner], [Accountant], [Learner, NgramDrafter], [Accountant, NgramDrafter]],
+    ids=lambda kinds: "+".join(kind.name for kind in kinds),
+)
 def test_drafters_that_learn_are_told_of_every_step(
     plain: Engine,
     monkeypatch: pytest.MonkeyPatch,
-    kind: type[NgramDrafter],
-    others: list[type[Drafter]],
+    kinds: list[type[Drafter]],
 ) -> None:
-    if others and kind is NgramDrafter:
-        others = []  # names differ
     options = {"max_tokens": 150, "temperature": 0, "ignore_end": True}
-    with Engine(
-        "demo", DraftConfig("auto"), share=plain, drafters=[kind, *others], n_threads=1
-    ) as engine:
+    with Engine("demo", DraftConfig("auto"), share=plain, drafters=kinds, n_threads=1) as engine:
         controller = engine.drafter
         assert isinstance(controller, Controller)
         watched = watch(engine, monkeypatch)
         result = engine.complete(REPEATING, **options)
-        source = next(one for one in controller.sources if type(one) is kind)
+        source = next(one for one in controller.sources if type(one) is kinds[0])
         if isinstance(source, Learner):
             assert source.seen == result.tokens
         elif isinstance(source, Accountant):
@@ -426,7 +504,9 @@ def test_drafters_that_learn_are_told_of_every_step(
             assert sum(cost.columns for cost in source.costs) == sum(
                 size * steps for size, steps in result.stats.trees.items()
             )
-        assert bool(watched.coasts) == (kind is NgramDrafter)  # who learns nothing may be left out
+        assert bool(watched.coasts) == (
+            kinds == [NgramDrafter]
+        )  # who learns nothing may be left out
     assert result.tokens == step_by_step(plain, REPEATING, **options).tokens
 
 
@@ -722,9 +802,11 @@ def test_a_pilot_gives_way_in_the_middle(native: NativeEngine) -> None:
 
 
 def test_an_index_follows_a_text_that_was_replaced(native: NativeEngine) -> None:
-    first, second = texts(native)[:2]
+    short, long = texts(native)[:2]
+    # Longer than what was there before, and what it drafts comes from its beginning.
+    other = [*range(300, 340), *range(400, 500), *range(300, 306)]
     pilot = pilot_of()
-    for text in (first, second, first, [*second, *first]):
+    for text in (short, long, short, other, [*long, *short]):
         fill(native, text)
         found = native.coast(
             native.sampler(GREEDY),
@@ -803,15 +885,17 @@ def test_a_full_context_is_named(native: NativeEngine, piloted: bool) -> None:
 
 
 def test_after_a_failure_the_index_reads_anew(native: NativeEngine) -> None:
-    text = texts(native)[0]
+    text = texts(native)[1]
     fill(native, text)
     pilot, sampler = pilot_of(), native.sampler(GREEDY)
-    options = {"max_steps": 3, "max_tokens": 20, "max_ms": 1e6, "pilot": pilot, "text": text}
-    with pytest.raises(ArgumentError):
-        native.coast(sampler, 7, text[-1], **options)
-    found = native.coast(sampler, 0, text[-1], **options)
+    limits: dict[str, Any] = {"max_steps": 3, "max_tokens": 20, "max_ms": 1e6, "pilot": pilot}
+    found = native.coast(sampler, 0, text[-1], text=text, **limits)
+    held = text + [token for step in found.steps for token in step.drawn]
+    with pytest.raises(ArgumentError):  # that it read what is new is not undone
+        native.coast(sampler, 7, 9, text=[*held, 5, 7, 9], **limits)
+    found = native.coast(sampler, 0, held[-1], text=held, **limits)
     assert found.steps[0].tree is not None
-    assert found.steps[0].tree.token_list == SuffixIndex().draft(text, 8, 12).token_list
+    assert found.steps[0].tree.token_list == SuffixIndex().draft(held, 8, 12).token_list
 
 
 # ---- abort --------------------------------------------------------------------------------------
@@ -938,9 +1022,14 @@ def test_a_pilot_chooses_what_a_controller_chooses(
     controller.planner._recent[1] = Record(*recent, 1.0)
     coast = controller.coast([Held(0, tokens)], True)
     assert coast is not None and coast.pilot is not None
+    rules = coast.pilot.rules
+    assert rules.recent_tokens / rules.recent_ms == recent[0] / recent[1]
     view = coast.pilot.look(tokens)
     (tree,) = controller.propose([DraftContext(0, tokens, 24, 64)])
     proposal = controller._proposals.get(0)
+    if proposal is not None:
+        floor = controller.planner.rate * rules.column_ms
+        assert floor == pytest.approx(controller._floor, rel=1e-12)
     values = [1.0]
     if proposal is not None:
         values, _ = controller._calibration.values(0, proposal.tree, NGRAM, controller._floor)
