@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pyspec.drafts.ngram import NgramDrafter
 
 from pyspec import (
     AcceptedPath,
@@ -31,7 +32,6 @@ from pyspec.calibration import Calibration
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve
 from pyspec.drafter import Drafter, Passed, StepCost
-from pyspec.drafts.ngram import NgramDrafter
 from pyspec.errors import AbortedError, ArgumentError, ContextError, SamplerError, TreeError
 from pyspec.generate import GenerationResult
 from pyspec.native import NativeEngine, NativeSampler

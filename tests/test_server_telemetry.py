@@ -256,7 +256,8 @@ def test_coasts_are_told_step_by_step(
     assert found[("pyspec_generated_tokens_total",)] == generated
     assert found[("pyspec_steps_total",)] == len(steps) == live["total"]["steps"]
     assert sum(coasts.calls) <= len(steps)
-    assert draft == "auto" or sum(coasts.calls) == len(steps) == drawn
+    assert draft == "auto" or sum(coasts.calls) == len(steps)
+    assert draft != "none" or len(steps) == drawn
     for stage in (*STAGES, "other"):
         assert found["pyspec_step_seconds_count", ("stage", stage)] == len(steps)
     counted = sum(
