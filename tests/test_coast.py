@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pyspec.drafts.ngram import NgramDrafter
 
+import pyspec.decoder
 from pyspec import (
     AcceptedPath,
     DraftConfig,
@@ -96,7 +97,8 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def certain(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Where n-grams alone draft, their columns cost nothing: time decides nothing."""
+    """Time ends no coast, and where n-grams alone draft, their columns cost nothing."""
+    monkeypatch.setattr(pyspec.decoder, "COAST_MS", 1e6)
     controller = engine.drafter
     if isinstance(controller, Controller) and controller.names == NGRAM:
         curve = CostCurve([(1, 1e6), (64, 1e6)])
@@ -275,6 +277,23 @@ def test_a_context_is_filled_to_its_last_place(
         assert len(found.tokens) == left + 1
         assert_adds_up(found.stats, ended=False)
     assert draft == "auto" or len(watched.steps) > 10
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram"])
+def test_time_ends_coasts(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, draft: str
+) -> None:
+    engine = certain(open_engine(draft), monkeypatch)
+    options = {"max_tokens": 40, "temperature": 0, "ignore_end": True}
+    lengths, found = [], []
+    for ms in (1e6, 0.0):
+        monkeypatch.setattr(pyspec.decoder, "COAST_MS", ms)
+        with pytest.MonkeyPatch.context() as patch:
+            watched = watch(engine, patch)
+            found.append(engine.complete(REPEATING, **options).tokens)
+        lengths.append({len(coast.steps) for coast in watched.coasts})
+    assert found[0] == found[1]
+    assert max(lengths[0]) > 1 and lengths[1] == {1}
 
 
 def test_streamed_pieces_are_the_text(open_engine: OpenEngine) -> None:
