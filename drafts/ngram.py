@@ -34,11 +34,15 @@ class NgramDrafter(Drafter):
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [
-            self.pilot(one.slot).index.draft(one.tokens, self.depth_of(one), one.max_nodes)
+            self._pilot(one.slot).index.draft(one.tokens, self.depth_of(one), one.max_nodes)
             for one in contexts
         ]
 
-    def pilot(self, slot: int) -> Pilot:
+    def pilot(self, slot: int) -> Pilot | None:
+        # One that drafts in a way of its own cannot be stood for.
+        return self._pilot(slot) if type(self).propose is NgramDrafter.propose else None
+
+    def _pilot(self, slot: int) -> Pilot:
         found = self._pilots.get(slot)
         if found is None:
             found = Pilot(SuffixIndex(), self.limits.depth)

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyspec.errors import ArgumentError
 from pyspec.native.binding import Handle, check, ffi, last_failure, lib
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Calibration:
                 tree.parent_list,
                 tree.depth_list,
                 tree.log_prob_list,
-                self._first_classes(asked, tree.sources),
+                self._first_classes(asked, tree.sources, n),
                 floor,
                 values,
                 classes,
@@ -87,10 +88,10 @@ class Calibration:
         return ffi.unpack(values, n), ffi.unpack(classes, n)
 
     def _first_classes(
-        self, asked: frozenset[str], sources: tuple[frozenset[str], ...]
+        self, asked: frozenset[str], sources: tuple[frozenset[str], ...], n: int
     ) -> list[int]:
         firsts, last, first = [0], None, 0
-        for mark in sources[1:]:
+        for mark in (sources or (frozenset(),) * n)[1:]:
             if mark is not last:
                 last, first = mark, self.first_class(asked, mark)
             firsts.append(first)
@@ -126,6 +127,10 @@ class Calibration:
             path: Nodes of `tree`, from the root.
             drawn: The token that was drawn behind each of them.
         """
+        if len(classes) > len(tree) or len(drawn) != len(path):
+            raise ArgumentError(
+                f"{len(classes)} classes of {len(tree)} nodes, {len(drawn)} tokens drawn at {len(path)}"
+            )
         check(
             lib.pyspec_calibration_learn(
                 self._handle.pointer,

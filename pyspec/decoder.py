@@ -164,7 +164,6 @@ class Decoder:
                 turns.append(Turn(sequence, *_plain(root, tokens[0]), tuple(tokens[1:])))
                 n = len(tokens)
                 passed.append(Passed(n, 1, 1, n, sum([one.ms for one in several])))
-                root = tokens[-1]
                 continue
             for one in run:
                 if one.tree is not None:

@@ -238,7 +238,7 @@ class PlainDecoding(Drafter):
         return 1
 
     def coast(self, texts: Sequence[Text], alone: bool) -> Coast | None:
-        return _FOR_EVER
+        return _FOR_EVER if type(self) is PlainDecoding else None
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [DraftTree.root(context.root) for context in contexts]

@@ -171,3 +171,19 @@ def test_wrong_arguments_are_named() -> None:
         with pytest.raises(TreeError, match=f"depth {depth}"):
             calibration.values(0, broken, SETS[1], 0.0)
     assert calibration.values(0, tree, SETS[1], 0.0) == (values, classes), "it is as before"
+
+
+def test_a_tree_without_marks_is_nobodys() -> None:
+    calibration, nobody = Calibration(), frozenset[str]()
+    tree = DraftTree.from_parents([1, 2, 3, 4], [-1, 0, 1, 2], [0.0, -0.1, -0.1, -0.1])
+    _, classes = calibration.values(0, tree, nobody, 0.0)
+    marked = calibration.values(0, tree.marked(nobody), nobody, 0.0)[1]
+    assert classes == marked and min(classes[1:]) >= calibration.first_class(nobody, nobody)
+
+
+def test_what_is_learned_must_fit_the_tree() -> None:
+    tree = DraftTree.from_parents([1, 2], [-1, 0], [0.0, -0.1])
+    with pytest.raises(ArgumentError, match="3 classes of 2 nodes"):
+        Calibration().learn(0, tree, [-1, 0, 0], [0], [2])
+    with pytest.raises(ArgumentError, match="1 tokens drawn at 2"):
+        Calibration().learn(0, tree, [-1, 0], [0, 1], [2])

@@ -371,9 +371,6 @@ def test_requests_with_limits_of_their_own_get_no_pilot(
     assert draft == "auto" or any(watched.piloted)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a sampler that fails in a coast fails the step, not its request alone"
-)
 def test_a_sampler_that_rejects_everything_fails_its_request_alone(plain: Engine) -> None:
     nothing = SamplingConfig(
         temperature=0, logit_bias=dict.fromkeys(range(plain.native.info.n_vocab), float("-inf"))
@@ -904,9 +901,6 @@ def test_wrong_arguments_of_a_coast_are_named(native: NativeEngine) -> None:
     assert len(coast(max_ms=1e6).steps) == 4, "the sequence is as before"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the class is refused by the calibration, when the step is committed"
-)
 @pytest.mark.parametrize("change", [{"first_class": 1 << 20}, {"slot": 1 << 16}])
 def test_rules_that_nothing_can_be_learned_with_are_refused_before_a_step(
     native: NativeEngine, change: dict[str, int]

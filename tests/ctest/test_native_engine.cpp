@@ -271,6 +271,15 @@ TEST(coasts_refuse_nonsense_and_end_at_an_abort) {
     bad       = pilot.rules;
     bad.sizes = nullptr;
     CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "NULL");
+    const std::vector<int32_t> falling = { 2, 4, 3, 6 }, one = { 1, 2, 3, 4 };
+    for (const auto & sizes : { falling, one }) {
+        bad       = pilot.rules;
+        bad.sizes = sizes.data();
+        CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "sizes ascend from 2 on");
+    }
+    bad      = pilot.rules;
+    bad.slot = 1 << 16;
+    CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "slot is 65536");
     bad       = pilot.rules;
     bad.depth = 65;
     CHECK_STATUS(run(1, 1, &bad, &coast.steps), PYSPEC_ERR_ARGUMENT, "depth 65");

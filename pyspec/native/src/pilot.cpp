@@ -21,6 +21,11 @@ Pilot::Pilot(pyspec_pilot & the_rules, Ngram & the_ngram, Calibration & the_cali
         (rules.n_others > 0 && (!rules.other_tokens || !rules.other_ms))) {
         fail(PYSPEC_ERR_ARGUMENT, "pilot: a pointer is NULL");
     }
+    for (int32_t k = 0; k < rules.n_sizes; ++k) {
+        if (rules.sizes[k] <= (k > 0 ? rules.sizes[k - 1] : 1)) {
+            fail(PYSPEC_ERR_ARGUMENT, "pilot: size %d is %d; sizes ascend from 2 on", k, rules.sizes[k]);
+        }
+    }
     if (!(rules.recent_ms > 0.0 && rules.fade >= 0.0 && rules.fade < 1.0)) {
         fail(PYSPEC_ERR_ARGUMENT, "pilot: recent_ms is %g and fade %g", rules.recent_ms, rules.fade);
     }
