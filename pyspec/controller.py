@@ -82,6 +82,7 @@ class Controller(Drafter):
         self._sizes = [n for n in COLUMNS if n <= max_nodes]
         self._calibration = Calibration()
         self._proposals: dict[int, Proposal] = {}
+        self._pilot: Pilot | None = None  # of this coast
         self._briefed: dict[int, int] = {}  # by slot: the step until which its pilot's rules hold
         self._listeners = set(self._costly)
         self._floor = 0.0  # of a node's value, in this step
@@ -101,16 +102,21 @@ class Controller(Drafter):
         steps = self.planner.steps_ahead(bool(self._free))
         if steps < 1 or self._observers or self._cost_observers:
             return None
+        self._pilot = None
         if self.planner.is_plain or not self._free:
             return Coast(steps)
-        pilot = self._free[0].pilot(texts[0].slot) if alone and len(self._free) == 1 else None
+        if alone and self.planner.grounded:
+            return Coast(min(steps, self.planner.grounded))
+        self._pilot = pilot = (
+            self._free[0].pilot(texts[0].slot) if alone and len(self._free) == 1 else None
+        )
         if pilot is None:
             return None
         self._brief(pilot, texts[0].slot)
         return Coast(steps, pilot, self._free_names)
 
     def coasted(self, passed: Sequence[Passed]) -> None:
-        self.planner.coasted(passed)
+        self.planner.coasted(passed, self._pilot.rules.after_ms if self._pilot else None)
         self._change_listeners()
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:

@@ -35,6 +35,9 @@ _PYTHON_MS = 0.1  # that Python takes in a step with drafts, when it is warm, fo
 _SLOW = 1.25  # times the usual, beyond which a step that asked somebody counts as delayed
 _EARSHOT = 64  # steps before and after being asked in which a drafter listens
 _ENOUGH = 2.0  # expected tokens a sequence beyond which a step is no place for a trial
+_PILOT_SHARE = 0.02  # of a step that a pilot takes, with what it does to the processor's caches
+_PILOT_CREDIT, _PILOT_RETURN = 6.0, 2.0  # tokens that it may lose, at first and when it is back
+_GROUNDED, _LONG_GROUNDED = 64, 1024  # steps that it stays away then, at first and at most
 _CREDIT = 24.0  # tokens a sequence that the balance holds at most
 _DEBT = 2.0  # and that it owes at most
 _INTEREST = 0.01  # of all tokens, by which it grows
@@ -118,6 +121,9 @@ class Planner:
         self._patience = _HOLD  # steps of the next hold
         self.silent = False  # nobody had anything to propose in this step
         self.idle = False  # nothing was drafted in this step, whatever there is
+        self._pilot_credit = _PILOT_CREDIT  # tokens that the pilot may still lose
+        self._grounded = 0  # step until which steps are plain, as the pilot has lost too many
+        self._away = _GROUNDED  # steps that it stays away next time
         self._next_change = _EARSHOT  # step in which listeners may change
         self._vain_ms = 0.0  # what a step takes in which the free drafters are asked in vain
         self._free_worth = 0.0  # of the trees of the free drafters in this step
@@ -345,8 +351,34 @@ class Planner:
             "least": _ENOUGH - 1.0 if waits else 0.0,
         }
 
-    def coasted(self, passed: Sequence[Passed]) -> None:
-        """Steps of a coast went by."""
+    @property
+    def grounded(self) -> int:
+        """Steps from here on that are better plain than with a pilot."""
+        return max(self._grounded - self._step - 1, 0)
+
+    def _judge_pilot(self, passed: Sequence[Passed], after_ms: float) -> None:
+        """Whether what its trees give is more than what it takes."""
+        plain = self.curve.ms(1)
+        for steps, n, columns, tokens, ms in passed:
+            gain = -_PILOT_SHARE * steps
+            if columns > n:
+                gain += tokens - (ms + after_ms) / plain
+            self._pilot_credit = min(self._pilot_credit + gain, _PILOT_CREDIT)
+        if self._pilot_credit < 0.0:
+            self._grounded = self._step + self._away
+            self._away = min(2 * self._away, _LONG_GROUNDED)
+            self._pilot_credit = _PILOT_RETURN
+        elif self._pilot_credit > 2 * _PILOT_RETURN:
+            self._away = _GROUNDED
+
+    def coasted(self, passed: Sequence[Passed], after_ms: float | None = None) -> None:
+        """Steps of a coast went by.
+
+        Args:
+            after_ms: By which the plain step behind a pilot's tree takes longer; None where none flew.
+        """
+        if after_ms is not None:
+            self._judge_pilot(passed, after_ms)
         for steps, n, columns, tokens, ms in passed:
             self._step += steps
             self.curve.observe(columns, ms / steps)
