@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Many
 from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from pyspec.accept import AcceptedPath
@@ -157,20 +158,18 @@ class Decoder:
         ms["verify"] -= sample_ms + commit_ms
         ms["sample"], ms["commit"] = sample_ms, commit_ms
         turns, passed = [], []
-        for is_plain, run in groupby(steps, lambda step: step.tree is None):
-            if is_plain:
-                several = list(run)
-                tokens = [one.drawn[0] for one in several]
-                turns.append(Turn(sequence, *_plain(root, tokens[0]), tuple(tokens[1:])))
-                n = len(tokens)
-                passed.append(Passed(n, 1, 1, n, sum([one.ms for one in several])))
-                continue
-            for one in run:
-                if one.tree is not None:
-                    path = AcceptedPath.trusted(tuple(one.path), tuple(one.drawn))
-                    turns.append(Turn(sequence, one.tree.marked(coast.source), path))
-                    passed.append(Passed(1, 1, len(one.tree), len(one.drawn), one.ms))
-                    root = one.drawn[-1]
+        for tree, run in groupby(steps, attrgetter("tree")):  # plain steps in a row have None
+            first, *more = run
+            if tree is None:
+                plain = [one.drawn[0] for one in more]
+                turns.append(Turn(sequence, *_plain(root, first.drawn[0]), tuple(plain)))
+                n = 1 + len(plain)
+                passed.append(Passed(n, 1, 1, n, first.ms + sum([one.ms for one in more])))
+            else:
+                path = AcceptedPath.trusted(tuple(first.path), tuple(first.drawn))
+                turns.append(Turn(sequence, tree.marked(coast.source), path))
+                passed.append(Passed(1, 1, len(tree), len(first.drawn), first.ms))
+                root = first.drawn[-1]
         return turns, passed
 
     # ---- the parts of a step ----

@@ -157,7 +157,7 @@ class Planner:
     def rests(self) -> bool:
         """Begins a step; True where nobody is asked, not even for free: the balance is negative."""
         self._step += 1
-        self.idle = self._balance < 0.0
+        self.idle = self.is_plain
         return self.idle
 
     def begin(self, contexts: Sequence[DraftContext]) -> None:
@@ -170,11 +170,6 @@ class Planner:
         """The rate of steps of `n` sequences."""
         recent = self._recent_of(n)
         return max(recent.tokens, 1e-3) / recent.ms
-
-    def asking_costs(self, n: int) -> float:
-        """Tokens a sequence that are lost where the free drafters are asked in vain."""
-        plain = self.curve.ms(n)
-        return max(self._vain_ms - plain, 0.0) / plain
 
     def ask(self, contexts: Sequence[DraftContext], worth: float, tokens: float) -> str:
         """The drafter to ask in this step; empty for nobody.
@@ -339,16 +334,14 @@ class Planner:
             slot: The one sequence.
         """
         self._n, recent = 1, self._recent_of(1)
-        waits = any(
-            [self._step >= one.due for one in self._known.values()]
-        )  # a trial for its place
+        trial_waits = any([self._step >= one.due for one in self._known.values()])
         slots = frozenset((slot,))
         return {
             "recent": (recent.tokens, recent.ms),
             "fade": _LOCAL,
             "others": [self._usual(name, slots) for name, one in self._known.items() if one.all],
             "margin": _MARGIN,
-            "least": _ENOUGH - 1.0 if waits else 0.0,
+            "least": _ENOUGH - 1.0 if trial_waits else 0.0,
         }
 
     @property
@@ -377,8 +370,6 @@ class Planner:
         Args:
             after_ms: By which the plain step behind a pilot's tree takes longer; None where none flew.
         """
-        if after_ms is not None:
-            self._judge_pilot(passed, after_ms)
         for steps, n, columns, tokens, ms in passed:
             self._step += steps
             self.curve.observe(columns, ms / steps)
@@ -387,6 +378,8 @@ class Planner:
             if columns > n:
                 self._balance -= n * self.curve.ms(columns) / self.curve.ms(n) - tokens
             self._balance = min(max(self._balance, -_DEBT * n), _CREDIT * n)
+        if after_ms is not None:
+            self._judge_pilot(passed, after_ms)
 
     def _loss(self, cost: StepCost, tokens: int) -> float:
         """Tokens that plain decoding would have given in the same time, less those there are.
@@ -398,7 +391,8 @@ class Planner:
         draft_ms = min(cost.draft_ms + cost.other_ms, plain)
         if cost.columns == n:  # the roots alone, as in plain decoding
             if not self._asked:
-                return 0.0 if self.idle else n * self.asking_costs(n)
+                # What it takes to ask the free drafters in vain.
+                return 0.0 if self.idle else n * max(self._vain_ms - plain, 0.0) / plain
             return n * draft_ms / plain
         return n * (draft_ms + self.curve.ms(cost.columns)) / plain - tokens
 

@@ -12,6 +12,7 @@ import pytest
 
 from pyspec import DraftConfig, Engine
 from pyspec.model_file import resolve_model
+from pyspec.native import NativeEngine
 
 OpenEngine = Callable[..., Engine]
 SyntheticDrafter = Callable[[str], Path]
@@ -105,3 +106,18 @@ def synthetic_drafter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         return path
 
     return made
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[NativeEngine]:
+    """The engines whose threads were probed; what a probe finds changes from one to the next."""
+    monkeypatch.setenv("PYSPEC_CACHE_DIR", str(tmp_path))
+    found: list[NativeEngine] = []
+
+    def choose(native: NativeEngine) -> int:
+        found.append(native)
+        native.set_threads(1 if len(found) % 2 else native.info.n_threads)
+        return native.info.n_threads
+
+    monkeypatch.setattr("pyspec.cost.choose_threads", choose)
+    return found

@@ -157,19 +157,7 @@ def test_interrupted_run_tells_what_it_has(model: Path) -> None:
     assert [len(one.runs) for one in result.results] == [1, 1]  # the turn that was finished
 
 
-def test_all_engines_of_a_run_have_one_number_of_threads(
-    model: Path, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setenv("PYSPEC_CACHE_DIR", str(tmp_path))
-    probes = []
-
-    def choose(native) -> int:
-        """What a probe finds changes from one to the next."""
-        probes.append(native)
-        native.set_threads(1 if len(probes) % 2 else native.info.n_threads)
-        return native.info.n_threads
-
-    monkeypatch.setattr("pyspec.cost.choose_threads", choose)
+def test_all_engines_of_a_run_have_one_number_of_threads(model: Path, probes: list) -> None:
     result = run(
         str(model),
         [DraftConfig("mtp", depth=2), DraftConfig("auto")],

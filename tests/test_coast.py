@@ -584,6 +584,17 @@ def fill(native: NativeEngine, text: list[int], slot: int = 0) -> None:
         native.prefill(slot, text[:-1])
 
 
+def coast_on(
+    native: NativeEngine,
+    sampler: NativeSampler,
+    text: list[int],
+    max_ms: float = 1e6,
+    **limits: Any,
+) -> CoastSteps:
+    """A coast of slot 0 behind the last of `text`, which no time ends unless it is asked to."""
+    return native.coast(sampler, 0, text[-1], text=text, max_ms=max_ms, **limits)
+
+
 def repeat(
     native: NativeEngine, text: list[int], coasts: list[tuple[int, list[CoastStep]]], **options: Any
 ) -> list[int]:
@@ -652,16 +663,14 @@ def test_a_coast_is_verify_accept_and_commit(
         sampler = native.sampler(sampling)
         again, held, coasts = sampler.clone(), list(text), []
         for max_steps, max_tokens in ((5, 100), (32, 100), (32, 9)):
-            found = native.coast(
+            found = coast_on(
+                native,
                 sampler,
-                0,
-                held[-1],
+                held,
                 max_steps=max_steps,
                 max_tokens=max_tokens,
                 stop_eog=False,
-                max_ms=1e6,
                 pilot=pilot,
-                text=held,
             )
             drawn = [token for step in found.steps for token in step.drawn]
             assert len(found.steps) == max_steps or len(drawn) == max_tokens
@@ -717,16 +726,14 @@ def test_limits_hold(
     pilot = pilot_of(depth, max_nodes=max_nodes) if piloted else None
     sampler = native.sampler(GREEDY)
     again = sampler.clone()
-    found = native.coast(
+    found = coast_on(
+        native,
         sampler,
-        0,
-        text[-1],
+        text,
         max_steps=max_steps,
         max_tokens=max_tokens,
         stop_eog=False,
-        max_ms=1e6,
         pilot=pilot,
-        text=text,
     )
     drawn = sum(len(step.drawn) for step in found.steps)
     assert 1 <= len(found.steps) <= min(max_steps, MOST) and drawn <= max_tokens
@@ -740,15 +747,14 @@ def test_time_ends_a_coast_behind_a_step(native: NativeEngine) -> None:
     text = texts(native)[0]
     for pilot in (None, pilot_of()):
         fill(native, text)
-        found = native.coast(
+        found = coast_on(
+            native,
             native.sampler(GREEDY),
-            0,
-            text[-1],
+            text,
             max_steps=32,
             max_tokens=100,
             max_ms=0,
             pilot=pilot,
-            text=text,
         )
         assert len(found.steps) == 1
         assert native.length(0) == len(text) - 1 + len(found.steps[0].drawn)
@@ -769,16 +775,14 @@ def test_an_end_token_ends_a_coast_if_asked(native: NativeEngine, piloted: bool)
         runs = []
         for stop_eog in (True, False):
             native.restore(0, state)
-            found = native.coast(
+            found = coast_on(
+                native,
                 native.sampler(sampling),
-                0,
-                text[-1],
+                text,
                 max_steps=20,
                 max_tokens=20,
                 stop_eog=stop_eog,
-                max_ms=1e6,
                 pilot=pilot_of() if piloted else None,
-                text=text,
             )
             runs.append([token for step in found.steps for token in step.drawn])
             last = found.steps[-1]
@@ -796,16 +800,12 @@ def test_a_pilot_that_gives_way_takes_no_step(native: NativeEngine) -> None:
     sampler = native.sampler(GREEDY)
     pilot = pilot_of(least=1e9)
     for _ in range(2):
-        found = native.coast(
-            sampler, 0, text[-1], max_steps=5, max_tokens=50, max_ms=1e6, pilot=pilot, text=text
-        )
+        found = coast_on(native, sampler, text, max_steps=5, max_tokens=50, pilot=pilot)
         assert found.steps == [] and native.length(0) == len(text) - 1
         assert pilot.index.unread(text)[0] == 0
         pilot.index.has_read(len(text), text[-1])
     pilot.set_rules(rules(Calibration()))
-    found = native.coast(
-        sampler, 0, text[-1], max_steps=5, max_tokens=50, max_ms=1e6, pilot=pilot, text=text
-    )
+    found = coast_on(native, sampler, text, max_steps=5, max_tokens=50, pilot=pilot)
     assert len(found.steps) == 5
 
 
@@ -816,16 +816,14 @@ def test_a_pilot_gives_way_in_the_middle(native: NativeEngine) -> None:
     for text in texts(native):
         fill(native, text)
         pilot, held = pilot_of(least=1e-3), list(text)
-        found = native.coast(
+        found = coast_on(
+            native,
             native.sampler(sampling),
-            0,
-            text[-1],
+            text,
             max_steps=32,
             max_tokens=100,
             stop_eog=False,
-            max_ms=1e6,
             pilot=pilot,
-            text=text,
         )
         assert all(step.tree is not None for step in found.steps)
         held += [token for step in found.steps for token in step.drawn]
@@ -842,16 +840,14 @@ def test_an_index_follows_a_text_that_was_replaced(native: NativeEngine) -> None
     pilot = pilot_of()
     for text in (short, long, short, other, [*long, *short]):
         fill(native, text)
-        found = native.coast(
+        found = coast_on(
+            native,
             native.sampler(GREEDY),
-            0,
-            text[-1],
+            text,
             max_steps=3,
             max_tokens=20,
             stop_eog=False,
-            max_ms=1e6,
             pilot=pilot,
-            text=text,
         )
         fresh = SuffixIndex().draft(text, 8, 12)
         assert found.steps[0].tree is not None
@@ -908,14 +904,13 @@ def test_rules_that_nothing_can_be_learned_with_are_refused_before_a_step(
     text = texts(native)[0]
     fill(native, text)
     with pytest.raises(ArgumentError):
-        native.coast(
+        coast_on(
+            native,
             native.sampler(GREEDY),
-            0,
-            text[-1],
+            text,
             max_steps=4,
             max_tokens=40,
             pilot=pilot_of(**change),
-            text=text,
         )
     assert native.length(0) == len(text) - 1
 
@@ -925,14 +920,13 @@ def test_a_full_context_is_named(native: NativeEngine, piloted: bool) -> None:
     text = (native.tokenize("x = 1\n") * 60)[: native.info.n_ctx + 1]
     fill(native, text)
     with pytest.raises(ContextError, match=str(N_CTX)):
-        native.coast(
+        coast_on(
+            native,
             native.sampler(GREEDY),
-            0,
-            text[-1],
+            text,
             max_steps=4,
             max_tokens=4,
             pilot=pilot_of() if piloted else None,
-            text=text,
         )
     assert native.length(0) == native.info.n_ctx
 
@@ -972,16 +966,14 @@ def test_an_abort_in_a_coast_keeps_its_steps(native: NativeEngine, piloted: bool
         timer.start()
         while len(held) < len(text) + 100:
             try:
-                found = native.coast(
+                found = coast_on(
+                    native,
                     sampler,
-                    0,
-                    held[-1],
+                    held,
                     max_steps=32,
                     max_tokens=len(text) + 100 - len(held),
                     stop_eog=False,
-                    max_ms=1e6,
                     pilot=pilot,
-                    text=held,
                 )
             except AbortedError:
                 aborted = True
@@ -1191,16 +1183,8 @@ def test_a_coast_drafts_and_learns_as_its_controller(
         again = sampler.clone()
         coast = coasting.coast([Held(0, text)], True)
         assert coast is not None and coast.pilot is not None and coast.source == NGRAM
-        found = native.coast(
-            sampler,
-            0,
-            text[-1],
-            max_steps=32,
-            max_tokens=80,
-            stop_eog=False,
-            max_ms=1e6,
-            pilot=coast.pilot,
-            text=text,
+        found = coast_on(
+            native, sampler, text, max_steps=32, max_tokens=80, stop_eog=False, pilot=coast.pilot
         )
         held = list(text)
         for step in found.steps:

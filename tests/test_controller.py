@@ -12,7 +12,8 @@ from pyspec import AcceptedPath, DraftConfig, DraftContext, Drafter, DraftTree, 
 from pyspec.calibration import NO_CLASS, Calibration
 from pyspec.controller import Controller
 from pyspec.cost import CostCurve
-from pyspec.drafter import StepCost
+from pyspec.drafter import Passed, StepCost
+from pyspec.planner import Planner
 from pyspec.reference import calibration as reference
 from pyspec.reference.calibration import place
 
@@ -397,3 +398,56 @@ def test_values_of_a_tree_are_products_along_its_paths() -> None:
         expected.append(expected[parent] * calibration.probability(0, kind, log_prob))
     assert values == pytest.approx(expected)
     assert values[3] == 0.0 < values[5]
+
+
+def fly(planner: Planner, steps: int, every: int, gained: int) -> int:
+    """Steps with a pilot of so many; every so often a tree of 1.5 ms, which gives `gained` tokens more."""
+    flown = 0
+    for step in range(1, steps + 1):
+        if planner.grounded:
+            planner.coasted([Passed(1, 1, 1, 1, 1.0)])
+            continue
+        flown += 1
+        tree = step % every == 0
+        columns, tokens, ms = (4, 1 + gained, 1.5) if tree else (1, 1, 1.0)
+        planner.coasted([Passed(1, 1, columns, tokens, ms)], 0.2)
+    return flown
+
+
+def test_a_pilot_that_loses_stays_on_the_ground_most_of_the_time() -> None:
+    curve = [(1, 1.0), (4, 1.5)]
+    assert fly(Planner([], CostCurve(curve)), 8000, 20, 0) < 1600  # trees that are never right
+    assert fly(Planner([], CostCurve(curve)), 8000, 1000, 3) < 4000  # nothing to draft
+    assert fly(Planner([], CostCurve(curve)), 8000, 10, 3) == 8000
+    planner = Planner([], CostCurve(curve))
+    fly(planner, 8000, 20, 0)
+    fly(planner, 4000, 2, 3)  # the text repeats itself now
+    assert fly(planner, 1000, 2, 3) == 1000
+
+
+def test_a_pilot_pays_for_what_its_trees_do_to_the_step_behind_them() -> None:
+    def credit(after_ms: float) -> float:
+        planner = Planner([], CostCurve([(1, 1.0), (4, 1.5)]))
+        for _ in range(10):
+            planner.coasted([Passed(1, 1, 4, 1, 1.5)], after_ms)
+        return planner._pilot_credit
+
+    assert credit(0.0) - credit(0.02) == pytest.approx(0.2, rel=0.2)
+
+
+@pytest.mark.parametrize("pass_ms", [0.0, 0.125])
+def test_a_trial_whose_steps_are_cold_is_no_reason_to_give_a_drafter_up(pass_ms: float) -> None:
+    """Where it is known what a draft takes otherwise; a step of this drafter is worth it when warm."""
+    source, asked = Chain(depth=3), 0
+    source.pass_ms = pass_ms
+    controller = Controller([source], CostCurve([(1, 1.0), (4, 1.4)]), 4)
+    for _ in range(600):
+        (tree,) = controller.propose([DraftContext(0, [5], 16, 15)])
+        asked = asked + 1 if controller.asked else 0  # in a row: warm from the sixth on
+        path = AcceptedPath(tuple(range(len(tree))), (*tree.token_list[1:], 9))
+        controller.observe([Outcome(0, tree, path)])
+        slow = 8.0 if 0 < asked < 6 else 1.0
+        rest = controller.planner.curve.ms(1) if len(tree) == 1 else 1.4
+        draft_ms = 0.5 if asked else 0.0
+        controller.observe_cost(StepCost(len(tree), draft_ms * slow, rest * slow))
+    assert (source.asked > 550) == (pass_ms > 0)

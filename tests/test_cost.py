@@ -157,21 +157,6 @@ def test_threads_are_settled_once(tuned, given: int, chosen: int, expected: int)
     assert bool(native.columns) == (expected == 1)
 
 
-@pytest.fixture
-def probes(monkeypatch, tmp_path) -> list:
-    """The engines whose threads were probed; what a probe finds changes from one to the next."""
-    monkeypatch.setenv("PYSPEC_CACHE_DIR", str(tmp_path))
-    found = []
-
-    def choose(native) -> int:
-        found.append(native)
-        native.set_threads(1 if len(found) % 2 else native.info.n_threads)
-        return native.info.n_threads
-
-    monkeypatch.setattr("pyspec.cost.choose_threads", choose)
-    return found
-
-
 def test_engines_on_the_same_weights_have_the_same_threads(model, probes) -> None:
     with Engine(model, "mtp", n_ctx=64) as owner:
         chosen = owner.native.info.n_threads

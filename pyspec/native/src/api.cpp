@@ -471,8 +471,8 @@ pyspec_status pyspec_pilot_gain(pyspec_pilot * p, int32_t n_new, const int32_t *
         out(nodes, "nodes");
         out(gives_way, "gives_way");
         Pilot pilot(rules, with_appended(rules.index, n_new, new_tokens), of(rules.calibration));
-        *nodes = pilot.draft(rules.depth, rules.max_nodes).size();
-        *gain  = pilot.gain();
+        *nodes     = pilot.draft(rules.depth, rules.max_nodes).size();
+        *gain      = pilot.gain();
         *gives_way = pilot.gives_way();
     });
 }

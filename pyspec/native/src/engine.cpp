@@ -466,15 +466,15 @@ void Engine::coast(Sampler & sampler, int32_t seq, int32_t root, int32_t max_ste
                    int64_t max_us, Pilot * pilot, pyspec_coast_steps & steps) {
     const auto now = [] { return std::chrono::steady_clock::now(); };
     const auto us  = [](auto span) { return (int64_t) std::chrono::duration_cast<std::chrono::microseconds>(span).count(); };
-    const auto start   = now();
+    const auto    start     = now();
     const int32_t no_parent = -1;
     int32_t       n_nodes = 0, n_drawn = 0; // so far
     for (auto began = start; steps.n_steps < max_steps && n_drawn < max_tokens && us(began - start) <= max_us;) {
-        const int32_t k    = steps.n_steps;
-        pyspec_tree   next = { seq, 1, &root, &no_parent };
-        int32_t       depth = 0;
-        float         log_prob = 0.0f;
-        const int32_t * depths = &depth;
+        const int32_t   k         = steps.n_steps;
+        const int32_t   depth     = 0;
+        const float     log_prob  = 0.0f;
+        pyspec_tree     next      = { seq, 1, &root, &no_parent };
+        const int32_t * depths    = &depth;
         const float *   log_probs = &log_prob;
         if (pilot) {
             const int32_t       room = std::min<int32_t>(max_nodes, (int32_t) n_ctx - length(seq));
@@ -494,9 +494,9 @@ void Engine::coast(Sampler & sampler, int32_t seq, int32_t root, int32_t max_ste
             }
             return; // nothing was drawn: the next call does the same again
         }
-        int32_t * path  = steps.path + n_drawn;
-        int32_t * drawn = steps.drawn + n_drawn;
-        const int32_t n = walk(sampler, seq, max_tokens - n_drawn, stop_eog, path, drawn);
+        int32_t *     path  = steps.path + n_drawn;
+        int32_t *     drawn = steps.drawn + n_drawn;
+        const int32_t n     = walk(sampler, seq, max_tokens - n_drawn, stop_eog, path, drawn);
         commit(seq, path, n);
         std::copy_n(next.tokens, next.n_nodes, steps.tokens + n_nodes);
         std::copy_n(next.parents, next.n_nodes, steps.parents + n_nodes);
